@@ -44,7 +44,8 @@ Creates a project of your own in the folder PATH: the scripts, a test suite, and
 megakit as a wheel.
 
   --from NAME  Make the project from an example instead of the tutorial:
-               {", ".join(ORIGINS)}.
+               {", ".join(ORIGINS)}; megatron is the tutorial's
+               chain without NeMo and Lightning.
   --pictures   Copy the tutorial's pictures, too: those of a prediction, and those
                in TensorBoard.
   --venv DIR   Use the packages of this environment, and download none.

@@ -82,7 +82,12 @@ IN_FILES: dict[str, Rules] = {
 #: Further rules for a project without NeMo.
 NO_NEMO: dict[str, Rules] = {
     "mnist/tutorial.py": (
-        (r'"megakit\.nemo\.fit",\n(.*\n)*?.*"model_trainer",', '"training_loop",'),
+        (
+            r"for module in \((.*\n)*?.*import_module\(module\)",
+            'importlib.import_module("training_loop")',
+        ),
+        (r"def import_figures(.*\n)*?\n\n(?=def )", ""),
+        (r"\(work, import_figures\)", "(work)"),
     ),
     "run_setup.sh": (
         (r"# A project without NeMo .*\n", ""),

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from megakit.testing import assert_dataset_compatible_with_megatron
+from megakit.data import EpochIndex, MultiEpochDatasetResampler
+from megakit.testing import (
+    assert_dataset_compatible_with_megatron,
+    assert_dataset_elements_not_equal,
+)
 from tests.project import DATA, NUM_TEST, SHAPE
 
 pytestmark = pytest.mark.usefixtures("megatron")
@@ -16,19 +20,25 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 @pytest.fixture(scope="module")
 def data(megatron: None) -> dict[str, Any]:
-    """Returns the datasets, and the training set as several shuffled epochs."""
-    from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler
+    """Returns the datasets, and the training set as pretraining reads it: shuffled, corrupted."""
+    from examples.megatron.model_components import DropPixels
     from mnist.files import read_splits
 
     splits: Any = read_splits
     train, validation, test = splits(**DATA)
-    epochs = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(train), num_epochs=3)
+    epochs = MultiEpochDatasetResampler(DropPixels(train, share=0.2), num_epochs=3)
     return {"train": train, "validation": validation, "test": test, "epochs": epochs}
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test", "epochs"])
 def test_rules(data: dict[str, Any], name: str) -> None:
     assert_dataset_compatible_with_megatron(data[name])
+
+
+def test_corruption_differs_between_epochs(data: dict[str, Any]) -> None:
+    """The assertion also checks the rules at both indices, so ranks get equal corruption."""
+    images = data["epochs"].dataset
+    assert_dataset_elements_not_equal(images, EpochIndex(0, 5), EpochIndex(1, 5))
 
 
 def test_shapes(data: dict[str, Any]) -> None:
