@@ -12,6 +12,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from megakit.checkpoints.manifest import WEIGHTS
@@ -42,14 +43,16 @@ def load_model_weights(
     wanted = {key: value for key, value in wanted.items() if key not in skipped}
     # Megatron stores a weight of all transformer layers as one tensor, with one key.
     tensors = {tensor.key: tensor for tensor in _tensors(load_preprocess(wanted)[0])}
-    saved = dist_checkpointing.load_tensors_metadata(folder)
+    # Megatron's own function for this fails with torch 2.15.
+    described = FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = {key: one for key, one in described.items() if isinstance(one, TensorStorageMetadata)}
     left_over = {key for key in saved if key.startswith(PREFIX)} - tensors.keys()
     problems = [f"{_name(key)}: not in the checkpoint" for key in tensors.keys() - saved.keys()]
     problems += [
         f"{_name(key)}: shape {tuple(tensor.global_shape)} in the model, "
-        f"{tuple(saved[key].global_shape)} in the checkpoint"
+        f"{tuple(saved[key].size)} in the checkpoint"
         for key, tensor in tensors.items()
-        if key in saved and saved[key].global_shape != tensor.global_shape
+        if key in saved and tuple(saved[key].size) != tensor.global_shape
     ]
     if not skip and model.config.pipeline_model_parallel_size == 1:
         # With several pipeline stages, this stage lacks the weights of the other stages.
