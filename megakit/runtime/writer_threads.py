@@ -42,13 +42,11 @@ def write_in_threads() -> None:
         errors = (e.__context__ or e for e in by_number.values() if isinstance(e, Exception))
         results.put(next(errors, by_number))
 
-    for owner, name, function in (
-        (filesystem_async, "get_write_results_queue", lambda: results_of_writers),  # from 0.19 on
-        (filesystem_async, "_get_write_results_queue", lambda: results_of_writers),
-        (writer, "write_preloaded_data_multiproc", staticmethod(write)),
-    ):
-        if not hasattr(owner, name):
-            continue
+    names = ("_get_write_results_queue", "write_preloaded_data_multiproc")
+    if not hasattr(filesystem_async, names[0]):  # megatron-core 0.19, whose threads hide the error
+        names = ("get_write_results_queue", "write_preloaded_data_multithread")
+    replacements = (filesystem_async, lambda: results_of_writers), (writer, staticmethod(write))
+    for name, (owner, function) in zip(names, replacements, strict=True):
         patch(
             owner,
             name,

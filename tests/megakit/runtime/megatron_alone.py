@@ -1,133 +1,176 @@
-"""Checks of checkpoints by Megatron alone, a program for environments without NeMo and pytest.
+"""Checks of checkpoints and imports by Megatron alone, for environments without NeMo and pytest.
 
-`test_newest.py` runs it: `python -m tests.megakit.runtime.megatron_alone FOLDER`.
+`test_megatron_alone.py` runs it: `python -m tests.megakit.runtime.megatron_alone FOLDER [SAVED]`,
+in which SAVED is a checkpoint that it made with another version.
 """
 
 import importlib
 import json
+import os
+import pickle
+import pkgutil
+import resource
 import shutil
 import sys
-from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from megakit.runtime.accelerator import use_accelerator
-
-use_accelerator("cpu", uses_nemo=False)
-
-import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
-
+import megakit
 from megakit.errors import UserError
-from megakit.runtime.safe_reading import read_metadata
-from megakit.runtime.writer_threads import write_in_threads
-from megakit.testing.parallel_state import distributed_model_parallel_state
 from tests.megakit.poison import OTHER_PROGRAMS, OWNERS, archive, running_programs, text, whole
 
-WEIGHT, OBJECT, COMMON = "weight", "extra/shard_0_1", "common_state/shard_0_1"
+WEIGHT, EXTRA = "weight", "extra/shard_0_1"
+FILES = (".metadata", "common.pt", "metadata.json")
+A_LIST = b"]" + text("x") + b"a"
 
 
-def state(fill: float) -> dict[str, Any]:
-    weight = ShardedTensor.from_rank_offsets(WEIGHT, torch.full((8, 6), fill))
-    extra = ShardedObject("extra", {"fill": fill}, (1,), (0,))
-    return {"model": {"weight": weight, "extra": extra}, "step": int(fill), "folder": Path("/runs")}
+def state(number: int) -> dict[str, Any]:
+    import torch
+    from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+
+    weight = ShardedTensor.from_rank_offsets(WEIGHT, torch.full((8, 6), float(number)))
+    extra = ShardedObject("extra", {"number": number}, (1,), (0,))
+    return {"model": {WEIGHT: weight, "extra": extra}, "step": number, "folder": Path("/runs")}
+
+
+def save(number: int, folder: Path) -> Path:
+    from megatron.core import dist_checkpointing
+
+    folder.mkdir()
+    dist_checkpointing.save(state(number), str(folder))
+    return folder
 
 
 def load(folder: Path) -> dict[str, Any]:
+    from megatron.core import dist_checkpointing
+
     return dict(dist_checkpointing.load(state(0), str(folder)))
 
 
-def put(folder: Path, place: str, content: bytes) -> None:
-    """Puts content in the place of a file, or of an entry of the checkpoint."""
-    if place.endswith((".pt", ".json", ".metadata")):
-        (folder / place).write_bytes(content)
-        return
-    metadata = read_metadata(folder / ".metadata")
-    (folder / "__9_0.distcp").write_bytes(content)
-    for key, stored in metadata.storage_data.items():
-        if key.fqn == place:
-            stored.relative_path, stored.offset, stored.length = "__9_0.distcp", 0, len(content)
-    import pickle
-
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+def assert_loads(folder: Path) -> None:
+    found = load(folder)
+    assert found["model"][WEIGHT].tolist() == [[3.0] * 6] * 8
+    assert (found["model"]["extra"], found["step"], found["folder"]) == (
+        {"number": 3},
+        3,
+        Path("/runs"),
+    )
 
 
-def refusal(folder: Path) -> str:
+def metadata_of(folder: Path) -> Any:
+    from megakit.runtime.safe_reading import read_metadata
+
+    return read_metadata(folder / ".metadata")
+
+
+def refusal(saved: Path, copy: Path, place: str, content: bytes) -> str:
+    """What loading says about a copy with this content in a file, or in the place of an entry."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(saved, copy)
+    if place in FILES:
+        (copy / place).write_bytes(content)
+    else:
+        metadata = metadata_of(copy)
+        (copy / "__9_0.distcp").write_bytes(content)
+        for key, stored in metadata.storage_data.items():
+            if key.fqn == place:
+                stored.relative_path, stored.offset, stored.length = "__9_0.distcp", 0, len(content)
+        (copy / ".metadata").write_bytes(pickle.dumps(metadata))
     try:
-        load(folder)
-    except Exception as error:
-        assert isinstance(error, UserError), repr(error)
+        load(copy)
+    except UserError as error:
         return str(error)
-    raise AssertionError("it was loaded")
+    raise AssertionError(f"{content[:40]!r} in {place} was loaded")
 
 
-def check_programs(saved: Path, folder: Path) -> dict[str, int]:
-    """Puts every program of `poison.py` in every place that is read; returns their numbers."""
-    trace = folder / "trace"
+def check_programs(saved: Path, copy: Path) -> list[str]:
+    """Puts every program in every place; returns the places."""
+    trace = copy.with_name("trace")
     names = [owner.rpartition(".") for owner in OWNERS]
     owners = [getattr(importlib.import_module(module), name) for module, _, name in names]
     before = [dict(vars(owner)) for owner in owners]
-    keys = {key.fqn for key in read_metadata(saved / ".metadata").storage_data}
-    places = [".metadata", "common.pt", *sorted(keys)]
-    programs = running_programs(trace) | OTHER_PROGRAMS
-    for place in places:
+    entries = {key.fqn for key in metadata_of(saved).storage_data}
+    for place in (*FILES[:2], *entries):
+        programs = running_programs(trace) | OTHER_PROGRAMS
         for number, (name, program) in enumerate(programs.items()):
-            copy = folder / "copy"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(saved, copy)
             is_pickle = place == ".metadata" or number % 4 == 3
-            put(copy, place, whole(program) if is_pickle else archive(whole(program)))
-            message = refusal(copy)
-            file = f"/{place}" if "." in place else ""
+            content = whole(program) if is_pickle else archive(whole(program))
+            message = refusal(saved, copy, place, content)
+            file = f"/{place}" if place in FILES else ""
             assert message.startswith(f"{copy}{file}: cannot be read"), (place, name, message)
             assert not trace.exists(), (place, name)
             assert [dict(vars(owner)) for owner in owners] == before, (place, name)
-    return dict.fromkeys(places, len(programs))
+    return sorted({*FILES[:2], *entries})
 
 
-def check_damage(saved: Path, folder: Path) -> int:
-    """Damages each file, and puts values of wrong types in each place."""
-    keys = sorted({key.fqn for key in read_metadata(saved / ".metadata").storage_data})
-    a_list = archive(whole(b"]" + text("x") + b"a"))
+def check_damage(saved: Path, copy: Path) -> None:
+    entries = {key.fqn for key in metadata_of(saved).storage_data}
     damages: list[tuple[str, bytes]] = [
-        *((place, content) for place in (".metadata", "common.pt") for content in (b"", b"no")),
+        *((place, content) for place in (*FILES[:2], *entries) for content in (b"", b"no")),
         *(("metadata.json", content) for content in (b"{}", b"[" * 100_000, b"no")),
         ("metadata.json", b'{"sharded_backend": "zarr"}'),
-        *((key, content) for key in keys for content in (b"", b"no")),
-        ("common.pt", a_list),
-        *((key, a_list) for key in keys if key != OBJECT),
+        *((place, archive(whole(A_LIST))) for place in ("common.pt", *(entries - {EXTRA}))),
     ]
     for place, content in damages:
-        copy = folder / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(saved, copy)
-        put(copy, place, content)
-        message = refusal(copy)
+        message = refusal(saved, copy, place, content)
         assert message.startswith(str(copy)), (place, content[:20], message)
         assert "cannot be read" in message, (place, content[:20], message)
-    return len(damages)
 
 
-def main(folder: Path) -> None:
-    saved = folder / "saved"
-    saved.mkdir()
+def children() -> list[str]:
+    """This process's child processes."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text().split()]
+
+
+def reason_of_a_failed_save(folder: Path) -> str:
+    """What a save says to whom the system allows only small files."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, most))
+    try:
+        save(3, folder)
+    except BaseException as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    raise AssertionError("it was saved")
+
+
+def check_imports() -> dict[str, str]:
+    """Imports all modules that are for programs without NeMo; returns those that cannot be."""
+    failed = {}
+    for module in pkgutil.walk_packages(megakit.__path__, "megakit."):
+        # `forked_from` is for a process of its own, whose output it closes.
+        if not module.name.startswith("megakit.nemo") and not module.name.endswith("forked_from"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                failed[module.name] = str(error.name)
+    return failed
+
+
+def main(folder: Path, *others: Path) -> None:
+    from megakit.runtime.accelerator import use_accelerator
+
+    use_accelerator("cpu", uses_nemo=False)
+    from megakit.runtime.writer_threads import write_in_threads
+    from megakit.testing.parallel_state import distributed_model_parallel_state
+
+    told: dict[str, Any] = {"imports": check_imports(), "version": version("megatron-core")}
     with distributed_model_parallel_state():
         write_in_threads()
-        dist_checkpointing.save(state(3), str(saved), **OPTIONS)
-        found = load(saved)
-        assert found["model"]["weight"].equal(torch.full((8, 6), 3.0)), found
-        assert (found["model"]["extra"], found["step"]) == ({"fill": 3}, 3), found
-        told = {
-            "version": dist_checkpointing.__name__ and importlib.metadata.version("megatron-core"),
-            "nemo": "nemo" in sys.modules,
-            "programs": check_programs(saved, folder),
-            "damages": check_damage(saved, folder),
-        }
+        saved = save(3, folder / "saved")
+        told["children"] = children()
+        for one in (saved, *others):
+            assert_loads(one)
+            check_damage(one, folder / "copy")
+            told.setdefault("places", []).append(check_programs(one, folder / "copy"))
+        told["error"] = reason_of_a_failed_save(folder / "failed")
     print(json.dumps(told))
 
 
-OPTIONS: dict[str, Any] = {}
-Check = Callable[[Path], None]
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    for name in os.environ.get("BLOCKED", "").split():
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails
+    main(*map(Path, sys.argv[1:]))
