@@ -15,16 +15,28 @@ from tests.scripts import REPOSITORY, output_of, run, run_python
 
 SCRIPTS = ("model_pretrain", "model_finetune", "model_predict")
 ABOVE = {*SCRIPTS, "model_components", "model_trainer", "mnist"}
-SUBPACKAGES = {*("checkpoints", "data", "job", "models", "runtime", "testing", "training")}
-#: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`.
+SUBPACKAGES = {
+    *("checkpoints", "data", "job", "models", "nemo", "runtime", "testing", "training"),
+}
+#: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`. The
+#: stubs of the subpackages also name what is in `nemo`.
 MAY_USE = {
     "runtime": set(),
     "checkpoints": {"runtime"},
     "data": {"runtime"},
     "models": {"checkpoints", "runtime"},
     "job": {"checkpoints", "runtime", "training"},
-    "training": SUBPACKAGES - {"testing"},
+    "training": SUBPACKAGES - {"nemo", "testing"},
+    "nemo": SUBPACKAGES - {"testing"},
     "testing": SUBPACKAGES,
+}
+#: Who may use `nemo` or name NeMo, Lightning and their packages, inside functions, beside `nemo`.
+NAME_NEMO = {
+    "megakit/job/run.py": "what a run adds to a trainer of Lightning",
+    "megakit/runtime/accelerator.py": "NeMo's global state, if NeMo is installed",
+    "megakit/runtime/megatron_on_cpu.py": "patches of NeMo, if the program uses it",
+    "megakit/runtime/safe_reading.py": "a reader of NeMo's, likewise",
+    "megakit/testing/forked_from.py": "imported once for all ranks, if it is installed",
 }
 FRAMEWORKS = {"torch", "nemo", "lightning", "megatron", "torchvision", "fiddle", "sklearn"}
 
@@ -102,8 +114,16 @@ class TestOneWay:
         inside = path.relative_to(REPOSITORY / "megakit").parts
         own = inside[0] if len(inside) > 1 else None
         allowed = MAY_USE[own] | {own} if own else set()
+        if identify(path) in NAME_NEMO or path.suffix == ".pyi":
+            allowed = allowed | {"nemo"}
         assert parts_used(path) <= allowed
         assert not roots_used(path) & (ABOVE | {"tests"})
+
+    def test_one_part_needs_nemo(self):
+        packages = {"nemo", "lightning", "torchmetrics", "fiddle"}
+        found = {identify(path) for path in LIBRARY if roots_used(path) & packages}
+        outside = {path for path in found if not path.startswith("megakit/nemo/")}
+        assert outside <= NAME_NEMO.keys()
 
     def test_no_circle_among_the_library_s_modules(self):
         modules = {module_of(path): path for path in LIBRARY if path.suffix == ".py"}
