@@ -10,7 +10,7 @@ for stream in (1, 2):  # what the frameworks say during their import; each rank 
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 suspend_collector()
 use_accelerator("cpu")
-if "nemo" in sys.modules:
+if sys.modules.get("nemo"):
     import megakit.nemo.fit  # noqa: F401  # which most jobs need
 
 resume_collector()
