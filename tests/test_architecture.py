@@ -33,7 +33,6 @@ MAY_USE = {
 #: Who may use `nemo` or name NeMo, Lightning and their packages, inside functions, beside `nemo`.
 NAME_NEMO = {
     "megakit/job/run.py": "what a run adds to a trainer of Lightning",
-    "megakit/runtime/accelerator.py": "NeMo's global state, if NeMo is installed",
     "megakit/runtime/megatron_on_cpu.py": "patches of NeMo, if the program uses it",
     "megakit/runtime/safe_reading.py": "a reader of NeMo's, likewise",
     "megakit/testing/forked_from.py": "imported once for all ranks, if it is installed",

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-# Before all other imports of Megatron; its docstring gives the reason.
-import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
@@ -265,7 +263,7 @@ def wrap(
         beta1: Decay rate of Adam's average of gradients, the momentum.
         use_distributed_optimizer: Whether data-parallel ranks share Adam's states.
     """
-    config, shares, weight_decay = model.config, use_distributed_optimizer, 0.01
+    config, weight_decay = model.config, 0.01
     adam = OptimizerConfig(
         lr=lr,
         min_lr=0.0,
@@ -274,12 +272,13 @@ def wrap(
         adam_beta2=0.98,
         bf16=config.bf16,
         params_dtype=config.params_dtype,
-        use_distributed_optimizer=shares,
+        use_distributed_optimizer=use_distributed_optimizer,
     )
     buffers = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=shares
+        grad_reduce_in_fp32=True, use_distributed_optimizer=use_distributed_optimizer
     )
     wrapped = DistributedDataParallel(config, buffers, on_device(model))
+    config.no_sync_func = wrapped.no_sync  # for `overlap_grad_reduce` with several micro batches
     optimizer = get_megatron_optimizer(adam, [wrapped])
     warmup_steps = max(1, round(warmup_share * max_steps))
     scheduler = OptimizerParamScheduler(
@@ -288,7 +287,7 @@ def wrap(
         max_lr=lr,
         min_lr=0.0,
         lr_warmup_steps=warmup_steps,
-        lr_decay_steps=max_steps,
+        lr_decay_steps=max(max_steps, warmup_steps + 1),  # Megatron refuses equal numbers
         lr_decay_style="cosine",
         start_wd=weight_decay,
         end_wd=weight_decay,

@@ -89,7 +89,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
         all_epochs(train, run),
         validation,
         settings=sizes,
-        choose={"loss": min, "accuracy": max},
+        better={"loss": min, "accuracy": max},
     )
     return training.run_to_the_end(next_verb="predict")
 

@@ -60,25 +60,25 @@ def predict(run: Run[PredictOptions]) -> Path:
     model = on_device(model).eval()
     run.begin()
     began, collected = time.perf_counter(), OutputsOfRanks(partial_path(run.path / "outputs"))
-    num_steps = -(-len(images) // layout.global_batch_size)
+    loader = micro_batches(run, images, pad=True)
+    batches, num_steps = iter(loader), len(loader) // layout.num_micro_batches
 
     def forward_step(batches: Iterator[MnistBatch], model: Any) -> tuple[Tensor, Any]:
         batch = next(batches)
 
         def keep(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            collected.add({"output": logits, **batch}, num_steps * layout.data)
+            collected.add({"output": logits, **batch}, len(loader) * layout.data)
             return logits.sum(), {}
 
         return model(batch["data"]), keep
 
-    batches = micro_batches(run, images, pads=True)
     with torch.inference_mode():
         for _ in range(num_steps):
             get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=batches,
                 model=[model],
-                num_microbatches=1,
+                num_microbatches=layout.num_micro_batches,
                 seq_length=1,
                 micro_batch_size=layout.micro_batch_size,
                 forward_only=True,

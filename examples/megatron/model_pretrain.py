@@ -70,7 +70,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         all_epochs(train, run, options.corruption),
         validation,
         settings=sizes,
-        choose={"loss": min},
+        better={"loss": min},
     )
     return training.run_to_the_end(next_verb="finetune")
 

@@ -6,6 +6,7 @@ without a trainer, the two functions are `torch.from_numpy` and numpy's `take`.
 """
 
 import contextlib
+import dataclasses
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from megakit.runtime.patching import require_attribute
+
 CPU = torch.device("cpu")
+#: torch's function of nested containers.
+_map = require_attribute("torch.utils._pytree", "tree_map")
 #: Held by a thread that sends work to a GPU for a batch, and by whoever captures a CUDA graph: the
 #: graph would contain the work of the other thread.
 gpu_lock = threading.Lock()
@@ -70,14 +75,17 @@ def copied(batch: Any, device: torch.device) -> Any:
     """
     if device.type == "cpu" or _is_there(batch, device):
         return batch
-    # Here, because the first files of the ladder read their samples without Lightning.
-    from lightning.fabric.utilities import move_data_to_device
-    from lightning_utilities.core.apply_func import apply_to_collection
 
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            pinned = part.pin_memory() if part.device.type == "cpu" else part
+            return pinned.to(device, non_blocking=True)
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+            return dataclasses.replace(part, **_map(moved, fields))
+        return part.to(device) if hasattr(part, "to") else part
 
-    return move_data_to_device(apply_to_collection(batch, torch.Tensor, pinned), device)
+    return _map(moved, batch)
 
 
 def _is_there(batch: Any, device: torch.device) -> bool:

@@ -59,6 +59,10 @@ class GlobalBatchSampler:
         self.own = np.arange(rank * micro_batch_size, (rank + 1) * micro_batch_size)
         self.start = start
 
+    def padding_weight(self) -> float:
+        """Returns the weight of a sample by which padded batches have the mean of the samples."""
+        return len(self) * self.slice_size / self.num_samples
+
     def __len__(self) -> int:
         return self.num_batches * self.global_batch_size // self.slice_size
 

@@ -62,6 +62,11 @@ class Layout:
         return self.world_size // (self.tensor * self.pipeline)
 
     @property
+    def num_micro_batches(self) -> int:
+        """Number of micro batches of each rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data)
+
+    @property
     def parallel(self) -> dict[str, int]:
         """Numbers of tensor-parallel ranks, pipeline stages and data-parallel ranks."""
         return {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}

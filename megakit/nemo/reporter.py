@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from megakit.job.console import Console
 from megakit.nemo.writer import CheckpointWriter, logged_values
 from megakit.runtime.patching import require_attribute
-from megakit.training.first_look import look
+from megakit.training.first_look import say_size_and_warnings
 from megakit.training.metrics_csv import Metrics, MetricsFile
 
 
@@ -48,7 +48,7 @@ class Reporter(pl.Callback):
         self._batch_size: int = data.data_sampler.global_batch_size
         # Workers read nothing here: a file that this process opens must not be theirs, too.
         dataset = None if getattr(data, "num_workers", 1) else getattr(data, "train_set", None)
-        look(self.console, pl_module, dataset, trainer.max_steps, self._batch_size)
+        say_size_and_warnings(self.console, pl_module, dataset, trainer.max_steps, self._batch_size)
         self._before = self._totals()
         self._started = time.perf_counter() - self.seconds
         self._last_logged = trainer.global_step, self.stepping_seconds

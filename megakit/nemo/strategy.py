@@ -3,7 +3,6 @@
 Its arguments, the trainer and the logger are in `build_trainer` of model_trainer.py.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from megakit.training.batch_norm import (
     batch_norms,
     refuse_different_buffers,
 )
+from megakit.training.stopping import check_norm
 from megakit.training.timeouts import one_timeout
 
 
@@ -256,8 +256,4 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def _check_norm(self, norm: float | None, step: int) -> None:
         self.grad_norm = norm
-        if norm is not None and not math.isfinite(norm):
-            raise RuntimeError(
-                f"Step {step}: the gradient's norm is {norm}. Earlier checkpoints are not changed. "
-                "Check the loss and the data for NaN, or use a lower --lr."
-            )
+        check_norm(step, norm)

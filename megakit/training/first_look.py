@@ -41,7 +41,7 @@ def show_warnings(console: Console) -> None:
         warnings.showwarning = show  # type: ignore[assignment]  # Python calls it by position
 
 
-def look(
+def say_size_and_warnings(
     console: Console, model: torch.nn.Module, dataset: Any, max_steps: int, batch_size: int
 ) -> None:
     """Prints the size of a training, and warnings; every rank has to call this function.

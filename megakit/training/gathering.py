@@ -1,6 +1,6 @@
 """Brings values from the ranks that have them to the ranks that need them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,14 +13,35 @@ Batch = Mapping[str, Tensor]
 
 
 def from_last_stage(values: T) -> T:
-    """Returns the last pipeline stage's values on all stages; every stage has to call this."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+    """Returns the last pipeline stage's values on all stages; every rank has to call this.
+
+    The ranks of one stage get them from one rank, too: sums of several process groups may differ in
+    the last bit, and a decision by them has to be the same on all ranks.
+    """
+    group = parallel_state.get_model_parallel_group()
+    if (size := torch.distributed.get_world_size(group)) == 1:
         return values
     parts = [values]
-    group = parallel_state.get_pipeline_model_parallel_group()
-    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    last = torch.distributed.get_global_rank(group, size - 1)
     torch.distributed.broadcast_object_list(parts, last, group)
     return parts[0]
+
+
+def means_on_all_ranks(prefix: str, reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Returns the means over micro batches and data-parallel ranks; every rank has to call this.
+
+    Args:
+        prefix: What the names of the means begin with.
+        reports: On the last pipeline stage, a scalar by name for each micro batch.
+    """
+    found: dict[str, float] = {}
+    if reports:
+        rows = torch.stack([torch.stack([*report.values()]) for report in reports])
+        means = rows.double().mean(dim=0)
+        torch.distributed.all_reduce(means, group=parallel_state.get_data_parallel_group())
+        means /= parallel_state.get_data_parallel_world_size()
+        found = dict(zip(reports[0], means.tolist(), strict=True))
+    return {f"{prefix}{name}": value for name, value in from_last_stage(found).items()}
 
 
 def real_samples(batch: Batch) -> Tensor:

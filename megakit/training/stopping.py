@@ -1,6 +1,7 @@
-"""Receives the signals that stop a training; all ranks stop after the same step."""
+"""Stops a training: after a signal, all ranks after the same step; or if a gradient is no number."""
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
         self.request = StopRequest()
         self.agree_at = 0  # a step
         self._before: dict[int, Any] = {}
-        self._agreed = 0, 0.0  # the step and the time of the last agreement
+        self._agreed: tuple[int, float] | None = None  # step and time of the last agreement
 
     def __enter__(self) -> "StopSignals":
         """Installs the signal handlers."""
@@ -62,13 +63,30 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
         now = time.monotonic()
         if step < self.agree_at:
             return 0
-        agreed_step, agreed_at = self._agreed
+        agreed_step, agreed_at = self._agreed or (step, now)
         values = torch.tensor([self.request.received, now - agreed_at])
         # On a CPU, megakit's patch returns its device.
         message = copied(values, torch.device(torch.cuda.current_device()))
         distributed.all_reduce(message, distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        steps_in_a_second = int((step - agreed_step) / seconds)
+        steps_in_a_second = int((step - agreed_step) / max(seconds, 1e-9))
         self.agree_at = step + max(1, min(self.AGREE_AT_MOST_EVERY, steps_in_a_second))
         self._agreed = step, now
         return int(number)
+
+
+def check_norm(step: int, norm: float | None) -> None:
+    """Refuses a gradient's norm that is NaN or infinite.
+
+    Args:
+        step: The step of the gradient, from 1.
+        norm: The norm before clipping; None if it was not computed.
+
+    Raises:
+        RuntimeError: The norm is NaN or infinite.
+    """
+    if norm is not None and not math.isfinite(norm):
+        raise RuntimeError(
+            f"Step {step}: the gradient's norm is {norm}. Earlier checkpoints are not changed. "
+            "Check the loss and the data for NaN, or use a lower --lr."
+        )
