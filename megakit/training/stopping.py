@@ -1,4 +1,4 @@
-"""Stops a training: after a signal, all ranks after the same step; or if a gradient is no number."""
+"""Stops a training: after a signal, on all ranks after one step; or if a gradient is NaN."""
 
 import contextlib
 import math
