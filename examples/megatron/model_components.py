@@ -23,14 +23,17 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
     EpochIndex,
+    GlobalBatchSampler,
     IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
     bernoulli_like,
 )
+from megakit.data.loader import make_loader
 from megakit.job import Run
 from megakit.models import column_parallel_linear, row_parallel_linear, seeded
 from megakit.training import mean_over_samples, weighted_mean
@@ -68,6 +71,37 @@ def all_epochs(images: Any, run: Run, corruption: float = 0.0) -> MultiEpochData
         indexed_by_epoch = DropPixels(images, corruption, seed)
     num_samples = run.options.max_steps * run.layout.global_batch_size
     return MultiEpochDatasetResampler(indexed_by_epoch, num_samples=num_samples, seed=seed)
+
+
+def micro_batches(
+    run: Run, dataset: Any, *, consumed: int = 0, pad: bool = False, limit: int | None = None
+) -> DataLoader:
+    """Returns a loader of this rank's micro batches, in the order of the samples' indices.
+
+    Args:
+        run: The run.
+        dataset: The samples.
+        consumed: The number of samples that earlier steps have read.
+        pad: Whether to fill the last global batch, instead of dropping it. Each batch then has a
+            `loss_mask`: 0 for padding, and one weight for all samples, so that the mean over all
+            micro batches and ranks is the mean over the samples.
+        limit: The largest number of global batches; None: all.
+    """
+    layout, num_samples = run.layout, len(dataset)
+    if limit is not None:
+        num_samples = min(num_samples, limit * layout.global_batch_size)
+    sampler = GlobalBatchSampler(
+        num_samples,
+        layout.micro_batch_size,
+        layout.global_batch_size,
+        rank=parallel_state.get_data_parallel_rank(),
+        num_ranks=layout.data,
+        start=lambda: consumed,
+        pad=pad,
+    )
+    loader = DataLoader(dataset, num_workers=run.options.num_workers)
+    device = torch.device(torch.cuda.current_device())
+    return make_loader(loader, sampler, sampler.padding_weight() if pad else None, device)
 
 
 # --- Models ---------------------------------------------------------------------------------------

@@ -38,8 +38,13 @@ def predict(run: Run[PredictOptions]) -> Path:
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from torch import Tensor
 
-    from examples.megatron.model_components import Classifier, model_config, on_device
-    from examples.megatron.training_loop import micro_batches, start_process_groups
+    from examples.megatron.model_components import (
+        Classifier,
+        micro_batches,
+        model_config,
+        on_device,
+    )
+    from examples.megatron.training_loop import start_process_groups
     from megakit.checkpoints import read_model_settings
     from megakit.job.finish import finish_prediction
     from megakit.models import load_model_weights

@@ -15,13 +15,10 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, distributed
-from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from examples.megatron.model_components import Parts
+from examples.megatron.model_components import Parts, micro_batches
 from megakit.checkpoints.manifest import WEIGHTS
-from megakit.data import GlobalBatchSampler
-from megakit.data.loader import make_loader
 from megakit.errors import USE_ANOTHER, Stopped, reading
 from megakit.job import Run
 from megakit.job.finish import finish_training
@@ -54,37 +51,6 @@ def start_process_groups(run: Run) -> None:
         run.layout.tensor, run.layout.pipeline, distributed_timeout_minutes=minutes
     )
     tensor_parallel.model_parallel_cuda_manual_seed(getattr(run.options, "seed", 0))
-
-
-def micro_batches(
-    run: Run, dataset: Any, *, consumed: int = 0, pad: bool = False, limit: int | None = None
-) -> DataLoader:
-    """Returns a loader of this rank's micro batches, in the order of the samples' indices.
-
-    Args:
-        run: The run.
-        dataset: The samples.
-        consumed: The number of samples that earlier steps have read.
-        pad: Whether to fill the last global batch, instead of dropping it. Each batch then has a
-            `loss_mask`: 0 for padding, and one weight for all samples, so that the mean over all
-            micro batches and ranks is the mean over the samples.
-        limit: The largest number of global batches; None: all.
-    """
-    layout, num_samples = run.layout, len(dataset)
-    if limit is not None:
-        num_samples = min(num_samples, limit * layout.global_batch_size)
-    sampler = GlobalBatchSampler(
-        num_samples,
-        layout.micro_batch_size,
-        layout.global_batch_size,
-        rank=parallel_state.get_data_parallel_rank(),
-        num_ranks=layout.data,
-        start=lambda: consumed,
-        pad=pad,
-    )
-    loader = DataLoader(dataset, num_workers=run.options.num_workers)
-    device = torch.device(torch.cuda.current_device())
-    return make_loader(loader, sampler, sampler.padding_weight() if pad else None, device)
 
 
 @dataclass
