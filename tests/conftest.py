@@ -237,16 +237,25 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     return trained_chain(tmp_path_factory)
 
 
+@pytest.fixture(scope="session", params=["nemo", pytest.param("megatron", marks=pytest.mark.long)])
+def script(request: pytest.FixtureRequest) -> str:
+    """The script that pretrains, of each chain."""
+    from tests.faults import harness
+
+    return {"nemo": harness.NEMO, "megatron": harness.MEGATRON}[request.param]
+
+
 @pytest.fixture(scope="session")
-def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def never_stopped(tmp_path_factory: pytest.TempPathFactory, script: str) -> dict[str, Any]:
     """What a pretraining of 40 steps leaves behind to which nothing happened."""
     from tests.faults.harness import Training
 
     def make(folder: Path) -> None:
-        start = Training(folder).start()
+        start = Training(folder, script).start()
         assert start.status == 0, start.err
 
-    return Training(once(tmp_path_factory, "never-stopped", make)).result()
+    name = f"never-stopped-{Path(script).parent.name}"
+    return Training(once(tmp_path_factory, name, make), script).result()
 
 
 @pytest.fixture(scope="session")

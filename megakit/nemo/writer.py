@@ -39,9 +39,17 @@ class CheckpointWriter(Checkpoint):
 
     folder = property(lambda self: self.store.folder)
     best_by = property(lambda self: self.store.best_by)
-    last_model_path = property(lambda self: self.store.last)
     best_model_path = property(lambda self: self.store.best)
     seconds = property(lambda self: self.store.seconds)
+
+    @property
+    def last_model_path(self) -> str:
+        """The newest checkpoint."""
+        return self.store.last
+
+    @last_model_path.setter
+    def last_model_path(self, path: object) -> None:  # NeMo's AutoResume sets it
+        self.store.last = str(path)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Finds the checkpoints of earlier starts, and removes those that a killed start left."""

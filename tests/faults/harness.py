@@ -24,24 +24,27 @@ STEPS = (
 )
 ACCUMULATED = ("--micro-batch-size", 128)
 
-#: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
-PLACES = {
-    "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start": 40,
-    "megakit.nemo.strategy:ExactStrategy.optimizer_step": 40,
-    "megakit.training.metrics_csv:MetricsFile.append": 6,
-    "megakit.checkpoints.store:CheckpointStore._write": 4,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async"
-    ":FileSystemWriterAsync.write_preloaded_data": 8,
-    "megakit.nemo.writer:write_context": 4,
-    "megakit.checkpoints.store:write_manifest": 4,
-    "megakit.checkpoints.store:publish": 4,
-    "megakit.checkpoints.store:CheckpointStore._prune": 4,
-    "megakit.checkpoints.store:shutil.rmtree": 7,
-    "megakit.job.finish:finish_training": 1,
-}
-BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.nemo.writer:write_context"
+#: The two chains, with NeMo and on Megatron-Core alone. Both have all the places below.
+NEMO, MEGATRON = "model_pretrain.py", "examples/megatron/model_pretrain.py"
+BEFORE_STEP = "megakit.training.stopping:StopSignals.received"
+BETWEEN_WEIGHTS_AND_MANIFEST = "megakit.checkpoints.store:hash_weights"
 AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
-BEFORE_STEP = "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start"
+#: Where a run can be cut short, and at which call: of a start from step 10, after its first step.
+PLACES = {
+    BEFORE_STEP: 2,
+    "megatron.core.optimizer.optimizer:ChainedOptimizer.step": 2,
+    "megakit.data.sampler:GlobalBatchSampler.__iter__": 2,  # in a validation
+    "megakit.training.metrics_csv:MetricsFile.append": 1,
+    "megakit.checkpoints.store:CheckpointStore._write": 1,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async"
+    ":FileSystemWriterAsync.write_preloaded_data": 1,
+    BETWEEN_WEIGHTS_AND_MANIFEST: 1,
+    "megakit.checkpoints.store:write_manifest": 1,
+    "megakit.checkpoints.store:publish": 1,
+    "megakit.checkpoints.store:CheckpointStore._prune": 1,
+    "megakit.checkpoints.store:shutil.rmtree": 1,
+    AFTER_THE_LAST_SAVE: 1,
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Training:
     """
 
     folder: Path
-    script: str = "model_pretrain.py"
+    script: str = NEMO
     options: tuple[object, ...] = ACCUMULATED
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 

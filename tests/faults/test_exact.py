@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import BEFORE_STEP, BETWEEN_WEIGHTS_AND_CONTEXT, Fault, Training
+from tests.faults.harness import (
+    BEFORE_STEP,
+    BETWEEN_WEIGHTS_AND_MANIFEST,
+    NEMO,
+    Fault,
+    Training,
+)
 from tests.faults.test_killed import kill
 from tests.left_behind import list_checkpoints, lowest_loss, read_whole
 from tests.scripts import read_csv, run_script
@@ -29,18 +35,22 @@ def finish(training: Training, after: int) -> None:
     assert start.out == f"{lowest_loss(list_checkpoints(training.checkpoints))}\n"
 
 
-def test_stopped_and_killed_while_it_saves(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
-    training = Training(tmp_path)
+def test_stopped_and_killed_while_it_saves(
+    tmp_path: Path, script: str, never_stopped: dict[str, Any]
+) -> None:
+    training = Training(tmp_path, script)
     stop_after(training, 7, "SIGINT")
-    kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
+    kill(training, Fault(BETWEEN_WEIGHTS_AND_MANIFEST))
     finish(training, after=7)
     assert training.result() == never_stopped
 
 
 @pytest.mark.long
-def test_stopped_by_signals_and_a_full_disk(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
+def test_stopped_by_signals_and_a_full_disk(
+    tmp_path: Path, script: str, never_stopped: dict[str, Any]
+) -> None:
     """One run with all of it, since each start takes seconds; it ends as the undisturbed run."""
-    training = Training(tmp_path)
+    training = Training(tmp_path, script)
     stop_after(training, 7, "SIGINT")
     stopped_at_7 = read_whole(training.checkpoints / "step=000007")
     assert stopped_at_7["val_loss"] is None
@@ -65,20 +75,23 @@ def test_stopped_by_signals_and_a_full_disk(tmp_path: Path, never_stopped: dict[
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("script", ["nemo"], indirect=True)
 def test_stock_steps_differ_by_rounding(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
     """Without the patches that only save time: docs/patches.md."""
     stock = Training(tmp_path)
-    run_script("model_pretrain.py", *stock.common, MEGAKIT_STOCK="1").output()
+    run_script(NEMO, *stock.common, MEGAKIT_STOCK="1").output()
     assert_equal_but_for_rounding(stock, never_stopped, 1e-4)
 
 
 @pytest.mark.long
-def test_one_process_then_two_then_one(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
+def test_one_process_then_two_then_one(
+    tmp_path: Path, script: str, never_stopped: dict[str, Any]
+) -> None:
     """The same samples in each global batch; sums of other parts differ in rounding.
 
     Two ranks stop together, at a step that they agree on: the signal comes to one of them.
     """
-    training = Training(tmp_path)
+    training = Training(tmp_path, script)
     stop_after(training, 12)
     start = training.start(Fault(BEFORE_STEP, 9, name="SIGTERM", rank=1), "--devices", 2)
     assert start.status == 143, start.err

@@ -8,7 +8,6 @@ import pytest
 
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
-    BEFORE_STEP,
     HOOK,
     PLACES,
     Fault,
@@ -33,12 +32,11 @@ def kill(training: Training, fault: Fault) -> None:
         read_whole(checkpoint)
 
 
-def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
-    """One run, since each start takes seconds; no kill at a place lets it come to its end."""
-    training = Training(tmp_path)
-    for place in sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}):
-        kill(training, Fault(place, 2 if place == BEFORE_STEP else 1))
-    kill(training, Fault(AFTER_THE_LAST_SAVE))
+def test_killed_at_every_place(tmp_path: Path, script: str, never_stopped: dict[str, Any]) -> None:
+    """One run, since each start takes seconds; no kill but the last lets it come to its end."""
+    training = Training(tmp_path, script)
+    for place in sorted(PLACES, key=lambda place: (place == AFTER_THE_LAST_SAVE, place)):
+        kill(training, Fault(place, PLACES[place]))
     assert not (training.path / "summary.json").exists()
     newest = list_checkpoints(training.checkpoints)[-1]
     start = training.start()

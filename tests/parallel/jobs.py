@@ -20,6 +20,8 @@ from megakit.job.run_directory import Stage
 from megakit.runtime.accelerator import find_accelerator
 
 GLOBAL_BATCH = 64
+#: The package of the chain on Megatron-Core alone; that of the chain with NeMo is "".
+MEGATRON = "examples.megatron."
 
 
 def layout(
@@ -90,12 +92,12 @@ def make_run(
     return run
 
 
-def options_of(stage: str, folder: Path, **more: Any) -> Any:
+def options_of(stage: str, folder: Path, package: str = "", **more: Any) -> Any:
     """Options of a script, for the digits in float32."""
     of_all: dict[str, Any] = {"output_dir": folder, "dataset": "digits", "precision": "32"}
     if stage != "predict":
         of_all["global_batch_size"] = GLOBAL_BATCH
-    script = importlib.import_module(f"model_{stage}")
+    script = importlib.import_module(f"{package}model_{stage}")
     return getattr(script, f"{stage.title()}Options")(**of_all | more)
 
 
@@ -105,24 +107,56 @@ def use_ddp(trainer: Any, names: Sequence[str]) -> None:
     vars(trainer.strategy.ddp_config).update(dict.fromkeys(names, True), bucket_size=64)
 
 
-def pretrain(layout: Layout, folder: Path, max_steps: int, ddp: Sequence[str] = ()) -> Trained:
+def pretrain(
+    layout: Layout,
+    folder: Path,
+    max_steps: int,
+    ddp: Sequence[str] = (),
+    package: str = "",
+    **more: Any,
+) -> Trained:
     """`model_pretrain.py`, with a look at every step."""
+    from megatron.core import parallel_state
+
+    script = importlib.import_module(f"{package}model_pretrain")
+    intervals = {"val_interval": max(1, max_steps // 2), "save_interval": max_steps}
+    resume = more.pop("resume", None)
+    how = {"max_steps": max_steps, "lr": 1e-3, **intervals, **more}
+    options = options_of("pretrain", folder, package, **how)
+    run = make_run(script.PRETRAIN, options, layout, resume=resume)
+    found = Trained()
+    work = train_alone if package else train_with_nemo
+    optimizer, ddp_module = work(script, run, ddp, found)
+    found.place = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+    )
+    steps, samples = max_steps - run.resumed_step, found.samples
+    found.samples = [*np.stack(samples).reshape(steps, -1, *samples[0].shape)]
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    found.optimizer = type(parts[0]).__name__
+    found.buckets = len(ddp_module.bucket_groups)
+    found.gathers_late = bool(ddp_module.remove_forward_pre_hook_handles)
+    return found
+
+
+def seen(batch: Any) -> np.ndarray:
+    """Index and checksum of each sample of a micro batch, corruption included."""
+    sums = [zlib.crc32(image.tobytes()) for image in batch["corrupted"].numpy()]
+    return np.stack([batch["idx"].numpy(), np.array(sums)], axis=1)
+
+
+def train_with_nemo(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tuple[Any, Any]:
+    """Trains; returns Megatron's optimizer, and what it wrapped around the model."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
     from megakit.training import train
 
-    script = importlib.import_module("model_pretrain")
-    intervals = {"val_interval": max(1, max_steps // 2), "save_interval": max_steps}
-    options = options_of("pretrain", folder, max_steps=max_steps, lr=1e-3, **intervals)
-    run = make_run(script.PRETRAIN, options, layout)
-    found, samples = Trained(), []
-
     def look(module: Any, inputs: tuple[Any, ...]) -> None:
-        """Keeps what the model sees of each sample, corruption included."""
         if module.training:
-            sums = [zlib.crc32(image.tobytes()) for image in inputs[0]["corrupted"].numpy()]
-            samples.append(np.stack([inputs[0]["idx"].numpy(), np.array(sums)], axis=1))
+            found.samples.append(seen(inputs[0]))
 
     class Watch(pl.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -144,21 +178,60 @@ def pretrain(layout: Layout, folder: Path, max_steps: int, ddp: Sequence[str] = 
     module.register_forward_pre_hook(look)
     use_ddp(trainer, ddp)
     trainer.callbacks.append(Watch())
-    train(model=module, data=data, trainer=trainer)
-    found.place = (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
-    )
-    found.samples = [*np.stack(samples).reshape(max_steps, -1, *samples[0].shape)]
-    mcore_optimizer = trainer.optimizers[0].mcore_optimizer
-    parts = getattr(mcore_optimizer, "chained_optimizers", [mcore_optimizer])
-    found.optimizer = type(parts[0]).__name__
-    ddp_module = trainer.strategy.model[0].module
-    found.buckets = len(ddp_module.bucket_groups)
-    found.gathers_late = bool(ddp_module.remove_forward_pre_hook_handles)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
     found.best = Path(trainer.checkpoint_callback.best_model_path).name
-    return found
+    return trainer.optimizers[0].mcore_optimizer, trainer.strategy.model[0].module
+
+
+def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tuple[Any, Any]:
+    """Likewise, on Megatron-Core alone; `ddp` may ask for sequence parallelism, too."""
+    from megatron.core import tensor_parallel
+
+    from examples.megatron import model_components, training_loop
+
+    parts: Any = []
+
+    class Watched(training_loop.Training):
+        def run_to_the_end(self, **how: Any) -> Path:
+            forward_step, model = self.forward_step, self.parts.model
+
+            def look(batches: Any, model: Any) -> Any:
+                batch = next(batches)
+                if model.training:
+                    found.samples.append(seen(batch))
+                return forward_step(iter([batch]), model)
+
+            self.forward_step, found.first = look, weights_of(model)
+            parts.extend((self.parts.optimizer, model))
+            return super().run_to_the_end(**how)
+
+        def train_step(self, batches: Any) -> Any:
+            done = super().train_step(batches)
+            found.losses += training_loop.mean_reports(done[2], "").values()
+            return done
+
+    class Sharded(model_components.Autoencoder):
+        """Tensor-parallel ranks share the samples between the layers that are split."""
+
+        def __init__(self, config: Any) -> None:
+            config.sequence_parallel = True
+            super().__init__(config)
+
+        def forward(self, x: Any) -> Any:
+            x_hat = super().forward(tensor_parallel.scatter_to_sequence_parallel_region(x))
+            return tensor_parallel.gather_from_sequence_parallel_region(
+                x_hat, tensor_parallel_output_grad=False
+            )
+
+    run.options.distributed_optimizer = "use_distributed_optimizer" in ddp
+    model = Sharded if "sequence_parallel" in ddp else model_components.Autoencoder
+    with (
+        mock.patch.object(training_loop, "Training", Watched),
+        mock.patch.object(model_components, "Autoencoder", model),
+    ):
+        found.best = script.pretrain(run).name
+    found.last = weights_of(parts[1])
+    return parts[0], parts[1]
 
 
 def finetune(
@@ -167,25 +240,29 @@ def finetune(
     max_steps: int = 100,
     start: str | None = None,
     ddp: Sequence[str] = (),
+    package: str = "",
 ) -> str:
     """A classifier after a few steps from nothing or from a checkpoint; its checkpoint."""
     from megakit.training import train
 
-    script = importlib.import_module("model_finetune")
+    script = importlib.import_module(f"{package}model_finetune")
     sizes = dict.fromkeys(("max_steps", "val_interval", "save_interval"), max_steps)
     # At the default rate, a difference in rounding grows by orders of magnitude in some ten steps.
-    options = options_of("finetune", folder, checkpoint="none", lr=5e-3, **sizes)
+    options = options_of("finetune", folder, package, checkpoint="none", lr=5e-3, **sizes)
     run = make_run(script.FINETUNE, options, layout, start=start)
+    if package:
+        options.distributed_optimizer = bool(ddp)
+        return str(script.finetune(run))
     module, data, trainer = built_by(script.finetune, run)
     use_ddp(trainer, ddp)
     train(model=module, data=data, trainer=trainer)
     return str(run.finish(trainer))
 
 
-def predict(layout: Layout, folder: Path, checkpoint: str) -> str:
+def predict(layout: Layout, folder: Path, checkpoint: str, package: str = "") -> str:
     """`model_predict.py`; the path of predictions.csv."""
-    script = importlib.import_module("model_predict")
-    options = options_of("predict", folder)
+    script = importlib.import_module(f"{package}model_predict")
+    options = options_of("predict", folder, package)
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
 

@@ -29,24 +29,39 @@ STEPS = 20
 CUT = {r"linear[13]\.(weight|bias)": 0, r"linear[24]\.weight": 1}
 #: What the first of two stages holds; the second has the rest.
 FIRST_STAGE = r"linear[12]\..*"
+SEQUENCE = "sequence_parallel"
 #: With data parallelism, the distributed optimizer has something to shard; all but one are long.
 LONG = ("tp2-dp2", "pp2-dp2", "tp2-pp2-dp2")
-CASES, DISTRIBUTED = (
-    pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else []) for n in names]
+#: Those of the chain on Megatron-Core alone that are not long.
+SHORT = ("tp2-pp2", "dp2")
+
+
+def cases(names, packages=("", jobs.MEGATRON)):
+    return pytest.mark.parametrize(
+        ("name", "package"),
+        [
+            pytest.param(
+                *(name, package),
+                marks=pytest.mark.long if name in LONG or (package and name not in SHORT) else [],
+                id=f"{name}-alone" if package else name,
+            )
+            for package in packages
+            for name in names
+        ],
     )
-    for names in (LAYOUTS, ("dp2", *LONG))
-)
+
+
+CASES, DISTRIBUTED = cases(LAYOUTS), cases(("dp2", *LONG))
 
 
 class Training:
     """What all ranks of one training run saw, and what it left behind."""
 
-    def __init__(self, ranks, folder, ddp=(), **layout):
+    def __init__(self, ranks, folder, ddp=(), package="", **layout):
         self.layout = jobs.layout(**layout)
         self.runs = folder
         self.ranks = ranks.run(
-            *(jobs.pretrain, self.layout, folder, STEPS, ddp),
+            *(jobs.pretrain, self.layout, folder, STEPS, ddp, package),
             world_size=self.layout.world_size,
         )
         self.metrics = read_csv(folder / "pretrain" / "metrics.csv")
@@ -101,10 +116,10 @@ def assert_same_metrics(rows, expected):
 
 class TestEveryLayout:
     @CASES
-    def test_weights_begin_the_same(self, alone, training, name):
+    def test_weights_begin_the_same(self, alone, training, name, package):
         (whole,) = (rank.first for rank in alone.ranks)
         layout = LAYOUTS[name]
-        run = training(**layout)
+        run = training(**layout, package=package)
         first_stage = {key for key in whole if re.fullmatch(FIRST_STAGE, key)}
         assert first_stage
         for rank in run.ranks:
@@ -117,20 +132,20 @@ class TestEveryLayout:
                 np.testing.assert_array_equal(weight, part, err_msg=key)
 
     @CASES
-    def test_a_global_batch_holds_the_same_samples(self, alone, training, name):
+    def test_a_global_batch_holds_the_same_samples(self, alone, training, name, package):
         ((expected),) = alone.samples()
         assert len(expected) == STEPS
         assert {len(batch) for batch in expected} == {jobs.GLOBAL_BATCH}
-        for seen in training(**LAYOUTS[name]).samples():
+        for seen in training(**LAYOUTS[name], package=package).samples():
             for step, (batch, whole) in enumerate(zip(seen, expected, strict=True), start=1):
                 np.testing.assert_array_equal(batch, whole, err_msg=f"step {step}")
 
     @CASES
-    def test_losses(self, alone, training, name):
+    def test_losses(self, alone, training, name, package):
         (expected,) = alone.losses()
         assert len(expected) == STEPS
         assert expected[-1] < 0.8 * expected[0]  # it learns: equal losses of nothing prove nothing
-        run = training(**LAYOUTS[name])
+        run = training(**LAYOUTS[name], package=package)
         assert {rank.optimizer for rank in run.ranks} == {"FP32Optimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {2}  # micro batches of a step
         assert run.losses()
@@ -138,17 +153,20 @@ class TestEveryLayout:
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
     @DISTRIBUTED
-    def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
+    def test_the_distributed_optimizer_without_accumulation(self, alone, training, name, package):
         (expected,) = alone.losses()
-        run = training(**LAYOUTS[name], micro_batches=1, ddp=("use_distributed_optimizer",))
+        ddp = ("use_distributed_optimizer",)
+        run = training(**LAYOUTS[name], micro_batches=1, ddp=ddp, package=package)
         assert {rank.optimizer for rank in run.ranks} == {"DistributedOptimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {1}
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
     @CASES
-    def test_what_is_written_is_the_whole_job_s_and_written_once(self, alone, training, name):
-        run = training(**LAYOUTS[name])
+    def test_what_is_written_is_the_whole_job_s_and_written_once(
+        self, alone, training, name, package
+    ):
+        run = training(**LAYOUTS[name], package=package)
         assert_same_metrics(run.metrics, alone.metrics)
         # Ranks that disagreed on a validation loss would disagree on the best checkpoint.
         assert {rank.best for rank in run.ranks} == {rank.best for rank in alone.ranks}
@@ -165,9 +183,20 @@ def test_other_samples_are_noticed(alone, ranks, tmp_path):
     assert difference.max() > 100 * TOLERANCE
 
 
-def predicted(ranks, layout, folder, checkpoint):
+@pytest.mark.long
+def test_sequence_parallelism_on_megatron_alone(alone, training):
+    """Each tensor-parallel rank has half of the samples between the layers that are split."""
+    run = training(world_size=2, tensor=2, package=jobs.MEGATRON, ddp=(SEQUENCE,))
+    (expected,) = alone.losses()
+    for losses in run.losses():
+        np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+    assert_same_metrics(run.metrics, alone.metrics)
+
+
+def predicted(ranks, layout, folder, checkpoint, package=""):
     """Index, label and prediction of each row; and the probabilities."""
-    path = ranks.run(jobs.predict, layout, folder, checkpoint, world_size=layout.world_size)[0]
+    how = (layout, folder, checkpoint, package)
+    path = ranks.run(jobs.predict, *how, world_size=layout.world_size)[0]
     rows = read_csv(Path(path))
     exact = [(row["idx"], row["label"], row["prediction"]) for row in rows]
     return exact, np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
