@@ -36,7 +36,7 @@ from megakit.training.stopping import StopSignals
 
 LOG_INTERVAL = 10
 #: Saves Adam's states so that a training with the distributed optimizer resumes in any layout.
-METADATA = {"distrib_optim_sharding_type": "fully_sharded_model_space"}
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 #: Megatron's schedule calls it with micro batches and the model.
 ForwardStep = Callable[[Any, torch.nn.Module], tuple[Tensor, Any]]
 
