@@ -41,6 +41,7 @@ NOT_RUN = (
 #: What runs instead, on all pages: shorter trainings of the same kind.
 SHORTER = {
     r"(\./run (?:pretrain|finetune)|cProfile .*model_pretrain\.py)": r"\1 --max-steps 10",
+    r"(megatron/model_(?:pretrain|finetune)\.py)": r"\1 --max-steps 10 --dataset digits",
     r"(own_images/model_train\.py)": r"\1 --max-steps 10",
     r"(?<!layout examples/)(gpt/model_pretrain\.py)": r"\1 --max-steps 4 --limit-val-batches 2",
     r"(vit/model_(?:pretrain|finetune)\.py)": r"\1 --max-steps 4 --dataset digits",

@@ -63,6 +63,13 @@ def test_three_steps_in_order(tmp_path):
     ]
 
 
+def test_an_example_s_scripts(tmp_path):
+    batch = start(tmp_path, SCRIPTS="examples/megatron")
+    started = [REPOSITORY / line.split()[2] for line in asked(batch, tmp_path, 0)]
+    assert started == [REPOSITORY / "examples" / "megatron" / script for script in SCRIPTS]
+    assert all(script.is_file() for script in started)
+
+
 def test_options_are_read_as_a_shell_reads_them(tmp_path):
     """So the tasks of an array can have seeds and folders of their own."""
     options = '--output-dir "two words/seed-$SLURM_ARRAY_TASK_ID"'
