@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
-from megakit.training.gathering import Batch, from_last_stage, real_samples
+from megakit.training.gathering import Batch, from_last_rank, real_samples
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ExactValidation(pl.Callback):
         metrics = {}
         if parallel_state.is_pipeline_last_stage():
             metrics = {name: float(each.metric.compute()) for name, each in self._metrics.items()}
-        values, metrics = from_last_stage((values, metrics))
+        values, metrics = from_last_rank((values, metrics))
         for name, value in (values | metrics).items():
             if name in values and name in metrics:
                 raise UserError(

@@ -13,17 +13,29 @@ Batch = Mapping[str, Tensor]
 
 
 def from_last_stage(values: T) -> T:
-    """Returns the last pipeline stage's values on all stages; every rank has to call this.
+    """Returns the last pipeline stage's values on all stages; every stage has to call this."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return values
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    return _broadcast(values, last, parallel_state.get_pipeline_model_parallel_group())
 
-    The ranks of one stage get them from one rank, too: sums of several process groups may differ in
-    the last bit, and a decision by them has to be the same on all ranks.
+
+def from_last_rank(values: T) -> T:
+    """Returns one rank's values on all ranks of the model; every rank has to call this.
+
+    For a decision: sums of several process groups may differ in the last bit, also between the
+    tensor-parallel ranks of the last stage, and the ranks have to decide alike.
     """
     group = parallel_state.get_model_parallel_group()
-    if (size := torch.distributed.get_world_size(group)) == 1:
+    last = torch.distributed.get_world_size(group) - 1
+    if last == 0:
         return values
+    return _broadcast(values, torch.distributed.get_global_rank(group, last), group)
+
+
+def _broadcast(values: T, source: int, group: Any) -> T:
     parts = [values]
-    last = torch.distributed.get_global_rank(group, size - 1)
-    torch.distributed.broadcast_object_list(parts, last, group)
+    torch.distributed.broadcast_object_list(parts, source, group)
     return parts[0]
 
 
@@ -41,7 +53,7 @@ def means_on_all_ranks(prefix: str, reports: Sequence[Mapping[str, Tensor]]) -> 
         torch.distributed.all_reduce(means, group=parallel_state.get_data_parallel_group())
         means /= parallel_state.get_data_parallel_world_size()
         found = dict(zip(reports[0], means.tolist(), strict=True))
-    return {f"{prefix}{name}": value for name, value in from_last_stage(found).items()}
+    return {f"{prefix}{name}": value for name, value in from_last_rank(found).items()}
 
 
 def real_samples(batch: Batch) -> Tensor:

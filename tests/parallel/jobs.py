@@ -92,12 +92,13 @@ def make_run(
     return run
 
 
-def options_of(stage: str, folder: Path, package: str = "", **more: Any) -> Any:
-    """Options of a script, for the digits in float32."""
+def options_of(stage: str, folder: Path, **more: Any) -> Any:
+    """Options of a script, for the digits in float32; its package may precede the stage."""
+    package, dot, stage = stage.rpartition(".")
     of_all: dict[str, Any] = {"output_dir": folder, "dataset": "digits", "precision": "32"}
     if stage != "predict":
         of_all["global_batch_size"] = GLOBAL_BATCH
-    script = importlib.import_module(f"{package}model_{stage}")
+    script = importlib.import_module(f"{package}{dot}model_{stage}")
     return getattr(script, f"{stage.title()}Options")(**of_all | more)
 
 
@@ -122,7 +123,7 @@ def pretrain(
     intervals = {"val_interval": max(1, max_steps // 2), "save_interval": max_steps}
     resume = more.pop("resume", None)
     how = {"max_steps": max_steps, "lr": 1e-3, **intervals, **more}
-    options = options_of("pretrain", folder, package, **how)
+    options = options_of(f"{package}pretrain", folder, **how)
     run = make_run(script.PRETRAIN, options, layout, resume=resume)
     found = Trained()
     work = train_alone if package else train_with_nemo
@@ -192,7 +193,7 @@ def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tu
     parts: Any = []
 
     class Watched(training_loop.Training):
-        def run_to_the_end(self, **how: Any) -> Path:
+        def run_to_the_end(self, next_verb: str | None = None) -> Path:
             forward_step, model = self.forward_step, self.parts.model
 
             def look(batches: Any, model: Any) -> Any:
@@ -203,11 +204,11 @@ def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tu
 
             self.forward_step, found.first = look, weights_of(model)
             parts.extend((self.parts.optimizer, model))
-            return super().run_to_the_end(**how)
+            return super().run_to_the_end(next_verb)
 
         def train_step(self, batches: Any) -> Any:
             done = super().train_step(batches)
-            found.losses += training_loop.mean_reports(done[2], "").values()
+            found.losses += training_loop.means_on_all_ranks("", done[2]).values()
             return done
 
     class Sharded(model_components.Autoencoder):
@@ -248,7 +249,7 @@ def finetune(
     script = importlib.import_module(f"{package}model_finetune")
     sizes = dict.fromkeys(("max_steps", "val_interval", "save_interval"), max_steps)
     # At the default rate, a difference in rounding grows by orders of magnitude in some ten steps.
-    options = options_of("finetune", folder, package, checkpoint="none", lr=5e-3, **sizes)
+    options = options_of(f"{package}finetune", folder, checkpoint="none", lr=5e-3, **sizes)
     run = make_run(script.FINETUNE, options, layout, start=start)
     if package:
         options.distributed_optimizer = bool(ddp)
@@ -262,7 +263,7 @@ def finetune(
 def predict(layout: Layout, folder: Path, checkpoint: str, package: str = "") -> str:
     """`model_predict.py`; the path of predictions.csv."""
     script = importlib.import_module(f"{package}model_predict")
-    options = options_of("predict", folder, package)
+    options = options_of(f"{package}predict", folder)
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
 

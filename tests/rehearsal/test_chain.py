@@ -58,9 +58,9 @@ LIMITS: dict[tuple[object, ...], tuple[Costs, Costs]] = {
 #: Each rank writes what it has counted between two steps.
 COUNTING = """
 import itertools, json, os, torch, types
-import megakit.nemo.callbacks as callbacks
+import megakit.training.stopping as stopping
 # As on a GPU, whose 32 steps take less than the second after which ranks agree on signals.
-callbacks.time = types.SimpleNamespace(monotonic=itertools.count(1e-6, 1e-6).__next__)
+stopping.time = types.SimpleNamespace(monotonic=itertools.count(1e-6, 1e-6).__next__)
 before = {}
 class Count(parts.pl.Callback):
     def on_train_batch_start(self, trainer, *args):
