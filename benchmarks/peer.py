@@ -1,10 +1,12 @@
 """Trains with one program, in this process, and prints its figures as a line of JSON.
 
-    python benchmarks/peer.py {ours,1_torch,fused,2_lightning,3_megatron,4_nemo} [--steps N] [...]
+    python benchmarks/peer.py {ours,alone,1_torch,fused,2_lightning,3_megatron,4_nemo} [...]
 
-`ours` is model_pretrain.py; the others are the files of ladder/, which run unchanged, timed at the
-end of each optimizer step. `1_torch_by_hand`, `fused_by_hand` and `2_lightning_by_hand` read from
-one tensor with all images. On a GPU, `ours_graph` and `fused_graph` compute in CUDA graphs. The
+`ours` is model_pretrain.py, and `alone` that of examples/megatron; `alone_short` runs its micro
+batches by megakit's shorter schedule. The others are the files of ladder/, which run unchanged,
+timed at the end of each optimizer step. `1_torch_by_hand`, `fused_by_hand` and
+`2_lightning_by_hand` read from one tensor with all images. On a GPU, `ours_graph` and `fused_graph`
+compute in CUDA graphs. The
 step is compared, so pixels are not corrupted unless `--corruption` says so, and nothing is
 validated or saved while the clock runs.
 """
@@ -21,6 +23,7 @@ import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from megakit.job.command_line import parse_options
 from mnist import samples
 from mnist.samples import LadderOptions, TrainingSamples
 
-OURS = ("ours", "ours_graph")
+OURS = ("ours", "ours_graph", "alone", "alone_short")
 FILES = {file.stem: file for file in sorted((REPOSITORY / "ladder").glob("[1-9]_*.py"))}
 FILES |= dict.fromkeys(("fused", "fused_graph"), FILES["1_torch"])  # with torch's fused AdamW
 FILES |= {f"{name}_by_hand": FILES[name] for name in ("1_torch", "fused", "2_lightning")}
@@ -211,10 +214,10 @@ def graphed(module: Any, job: Job, to: Any, device: str) -> Any:
         return torch.cuda.make_graphed_callables(to(module, device), (sample,))
 
 
-def train_ours(job: Job, clock: Clock, cuda_graph: bool) -> None:
+def train_ours(name: str, job: Job, clock: Clock) -> None:
     """Runs model_pretrain.py, which validates and saves after the last step; does not return."""
-    import model_pretrain
-
+    is_alone = name.startswith("alone")
+    script: Any = import_module(f"{'examples.megatron.' * is_alone}model_pretrain")
     set_options(
         {
             "data-dir": job.data_dir,
@@ -229,32 +232,52 @@ def train_ours(job: Job, clock: Clock, cuda_graph: bool) -> None:
             "save-interval": job.steps,
         }
     )
-    work = functools.partial(timed, clock=clock, cuda_graph=cuda_graph)
-    run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
+    work = functools.partial(timed, script=script, name=name, clock=clock)
+    run_script(script.PRETRAIN, script.PretrainOptions, work, uses_nemo=not is_alone)
 
 
-def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
-    """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
-    import model_pretrain
-    import model_trainer
-    from megakit.nemo.reporter import Reporter
+def timed(run: Run, script: Any, name: str, clock: Clock) -> Path:
+    """Does the work of a model_pretrain.py, whose optimizer calls no hooks of torch."""
     from megakit.training.metrics_csv import read_metrics
 
-    if cuda_graph:
-        use_graph(model_trainer)
-    reporter: Any = Reporter
-    original = reporter.on_train_batch_end
+    if name.startswith("alone"):
+        loop: Any = import_module("examples.megatron.training_loop")
+        place, method = loop.Training, "train_step"
+        if name == "alone_short":
+            use_short_schedule(loop)
+    else:
+        if name == "ours_graph":
+            use_graph(import_module("model_trainer"))
+        place, method = import_module("megakit.nemo.reporter").Reporter, "on_train_batch_end"
+    original = getattr(place, method)
 
-    def on_train_batch_end(*args: Any) -> None:
-        original(*args)
+    def at_the_end_of_a_step(*args: Any) -> Any:
+        result = original(*args)
         clock.step()
+        return result
 
-    reporter.on_train_batch_end = on_train_batch_end
+    setattr(place, method, at_the_end_of_a_step)
     clock.wait()
-    checkpoint = model_pretrain.pretrain(run)
+    checkpoint: Path = script.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     clock.tell({row.step: row.train_loss for row in rows if row.train_loss is not None})
     return checkpoint
+
+
+def use_short_schedule(loop: Any) -> None:
+    """Lets the loop of examples/megatron train by the schedule of model_pretrain.py."""
+    from megakit.training.short_schedule import shortened
+
+    megatrons, found = loop.get_forward_backward_func(), dict[int, Any]()
+
+    def schedule(model: Any, forward_only: bool, **options: Any) -> Any:
+        if forward_only:
+            return megatrons(model=model, forward_only=True, **options)
+        if id(model[0]) not in found:
+            found[id(model[0])] = shortened(megatrons, model[0])
+        return found[id(model[0])](model=model[0], **options)
+
+    loop.get_forward_backward_func = lambda: schedule
 
 
 def use_graph(parts: Any) -> None:
@@ -276,7 +299,7 @@ def main() -> None:
     job = parse_options(Job)
     clock = Clock(job)
     if name in OURS:
-        train_ours(job, clock, cuda_graph=name == "ours_graph")
+        train_ours(name, job, clock)
     else:
         train_on_ladder(name, job, clock)
 

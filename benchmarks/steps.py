@@ -44,6 +44,9 @@ TITLES = {
     "fused": "plain PyTorch with the fused AdamW (1_torch.py)",
     "fused_graph": "plain PyTorch with the fused AdamW, the model in CUDA graphs (1_torch.py)",
     "2_lightning": "plain Lightning (2_lightning.py)",
+    "alone": "Megatron-Core alone (examples/megatron)",
+    "alone_short": "examples/megatron by the schedule of model_pretrain.py",
+    "alone_newest": "examples/megatron with the newest Megatron-Core",
     "3_megatron": "Megatron-Core alone (3_megatron.py)",
     "4_nemo": "NeMo 2 alone, sample by sample (4_nemo.py)",
 }
@@ -60,6 +63,8 @@ and TensorBoard writes them at every 50th. No program saves a checkpoint while i
 GPU_PEERS = {"ours_graph", "ours_corrupted", "ours_graph_corrupted", "fused_graph"}
 BY_BATCH = " on a {}, by micro batch"
 FEWER = "; fewer steps where the micro batch is above 2,048"
+#: The environment of ladder/newest.sh, with a later Megatron-Core and without NeMo.
+NEWEST = HERE.parent / "build/venv-newest/bin/python"
 PROOF_STEPS = 50
 #: The only micro batch of 4_nemo.py, which reads sample by sample as NeMo's tutorials do.
 MICRO_BATCH = 128
@@ -96,6 +101,9 @@ class Training:
         changes = {"OMP_NUM_THREADS": str(threads), "TMPDIR": self.folder.name}
         if peer == "stock":  # without the patches that save time
             peer, changes["MEGAKIT_STOCK"] = "ours", "1"
+        python = sys.executable
+        if peer == "alone_newest":
+            peer, python = "alone", str(NEWEST)
         if peer.endswith("_corrupted"):
             peer, job["corruption"] = peer.removesuffix("_corrupted"), PretrainOptions.corruption
         if device == "cpu":
@@ -107,7 +115,7 @@ class Training:
         self.errors = Path(self.folder.name, "errors")  # a pipe that nobody reads may be full
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *self.options],
+                [python, *self.options],
                 env={**os.environ, **changes},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -287,7 +295,10 @@ def parsed() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.peers = options.peers or [
-        peer for peer in TITLES if options.device == "gpu" or peer not in GPU_PEERS
+        peer
+        for peer in TITLES
+        if (options.device == "gpu" or peer not in GPU_PEERS)
+        and (peer != "alone_newest" or NEWEST.is_file())
     ]
     options.by_batch = options.device == "gpu" or options.batches != [MICRO_BATCH]
     if options.by_batch:
