@@ -89,6 +89,9 @@ NO_NEMO: dict[str, Rules] = {
         (r"def import_figures(.*\n)*?\n\n(?=def )", ""),
         (r"\(work, import_figures\)", "(work)"),
     ),
+    "template/tutorial/tests/project.py": (
+        (r"(MORE_LAYOUTS.* = \{)", r'\1"sharded Adam": ("--distributed-optimizer",)'),
+    ),
     "run_setup.sh": (
         (r"# A project without NeMo .*\n", ""),
         ("5.5 GB", "5.4 GB"),

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import lightning.pytorch as pl
 
@@ -11,18 +11,22 @@ from megakit.job.finish import Run, Trained, finish_prediction, finish_training
 from megakit.nemo.callbacks import BestValue, StopOnSignal
 from megakit.nemo.prediction import PredictionWriter
 from megakit.nemo.reporter import Reporter
-from megakit.nemo.tensorboard import RunLogger
 from megakit.nemo.writer import CheckpointWriter
 from megakit.runtime.atomic_files import partial_path
 from megakit.runtime.patching import require_attribute
 
+if TYPE_CHECKING:
+    from megakit.nemo.tensorboard import RunLogger
+
 T = TypeVar("T")
 
 
-def logger(run: Run) -> RunLogger | Literal[False]:
+def logger(run: Run) -> "RunLogger | Literal[False]":
     """Returns the logger of a training run, which writes TensorBoard's files; else False."""
     if not run.trains:
         return False
+    from megakit.nemo.tensorboard import RunLogger
+
     logger = RunLogger(run.path, run.stage.name, run.resumed_step)
     if run.is_main:
         logger.add_hyperparameters(run.hyperparameters())
