@@ -188,6 +188,7 @@ def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tu
     from megatron.core import tensor_parallel
 
     from examples.megatron import model_components, training_loop
+    from megakit.training.gathering import means_on_all_ranks
 
     parts: Any = []
 
@@ -207,7 +208,7 @@ def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tu
 
         def train_step(self, batches: Any) -> Any:
             done = super().train_step(batches)
-            found.losses += training_loop.mean_reports(done[2], "").values()
+            found.losses += means_on_all_ranks("", done[2]).values()
             return done
 
     class Sharded(model_components.Autoencoder):
