@@ -1,7 +1,7 @@
 """One table: commands that the scripts refuse, and the words in which they do it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnist.files import MNIST_SHA256
@@ -140,4 +140,13 @@ CASES = {
         ],
         is_fresh=True,
     ),
+}
+#: Likewise by the scripts without NeMo.
+CASES |= {
+    f"{name}, without NeMo": replace(CASES[name], script=f"examples/megatron/{CASES[name].script}")
+    for name in (
+        "numbers out of range",
+        "nothing to fine-tune",
+        "a micro batch that does not divide",
+    )
 }

@@ -20,16 +20,16 @@ from tests.scripts import REPOSITORY, environment, read_json, run_python, run_sc
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
 
-def test_a_signal_before_training_begins(tmp_path: Path) -> None:
+def test_a_signal_before_training_begins(tmp_path: Path, script: str) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
-    training = Training(tmp_path)
-    script = training.process()
+    training = Training(tmp_path, script)
+    started = training.process()
     while not (training.path / "run.json").exists():
-        assert script.poll() is None
+        assert started.poll() is None
         time.sleep(0.01)
-    script.send_signal(signal.SIGINT)
-    out, err = script.communicate(timeout=60)
-    assert (script.returncode, out) == (130, ""), err
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, out) == (130, ""), err
     assert "Traceback" not in err
 
 

@@ -36,7 +36,7 @@ from megakit.data import (
 from megakit.data.loader import make_loader
 from megakit.job import Run
 from megakit.models import column_parallel_linear, row_parallel_linear, seeded
-from megakit.training import mean_over_samples, weighted_mean
+from megakit.training import weighted_mean
 from mnist.dataset import MnistBatch, MnistItem
 
 # --- Data -----------------------------------------------------------------------------------------
@@ -252,7 +252,8 @@ def classification_loss(batch: MnistBatch, logits: Tensor) -> tuple[Tensor, dict
 def with_report(batch: Any, losses: Tensor, **values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the mean loss, and the means to log; padding of a validation does not count."""
     loss = weighted_mean(losses, batch)
-    means = {name: mean_over_samples(value, batch) for name, value in values.items()}
+    # In float64: equal accuracies must not differ by rounding, since --stop-after compares them.
+    means = {name: weighted_mean(value.double(), batch) for name, value in values.items()}
     # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
     return loss, {"loss": loss.detach().clone(), **means}
 

@@ -40,7 +40,7 @@ def _broadcast(values: T, source: int, group: Any) -> T:
 
 
 def means_on_all_ranks(prefix: str, reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Returns the means over micro batches and data-parallel ranks; every rank has to call this.
+    """Returns float32 means over micro batches and data-parallel ranks; every rank calls this.
 
     Args:
         prefix: What the names of the means begin with.
@@ -52,7 +52,7 @@ def means_on_all_ranks(prefix: str, reports: Sequence[Mapping[str, Tensor]]) -> 
         means = rows.double().mean(dim=0)
         torch.distributed.all_reduce(means, group=parallel_state.get_data_parallel_group())
         means /= parallel_state.get_data_parallel_world_size()
-        found = dict(zip(reports[0], means.tolist(), strict=True))
+        found = dict(zip(reports[0], means.float().tolist(), strict=True))
     return {f"{prefix}{name}": value for name, value in from_last_rank(found).items()}
 
 

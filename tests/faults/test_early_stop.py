@@ -16,10 +16,9 @@ OPTIONS = (
 
 
 @pytest.mark.long
-def test_killed_and_stopped_while_it_counts(tmp_path: Path) -> None:
-    whole, training = (
-        Training(tmp_path / name, "model_finetune.py", OPTIONS) for name in ("whole", "parts")
-    )
+def test_killed_and_stopped_while_it_counts(tmp_path: Path, script: str) -> None:
+    finetune = script.replace("pretrain", "finetune")
+    whole, training = (Training(tmp_path / name, finetune, OPTIONS) for name in ("whole", "parts"))
     assert "It stopped early, after step" in whole.start().err
     theirs = read_json(whole.path / "summary.json")
     end = theirs["steps"]

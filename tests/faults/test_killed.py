@@ -8,7 +8,10 @@ import pytest
 
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
+    BEFORE_STEP,
+    BETWEEN_WEIGHTS_AND_MANIFEST,
     HOOK,
+    MEGATRON,
     PLACES,
     Fault,
     Training,
@@ -46,6 +49,19 @@ def test_killed_at_every_place(tmp_path: Path, script: str, never_stopped: dict[
     summary = read_json(training.path / "summary.json")
     assert summary["steps"] == 40
     assert Path(summary["checkpoint"]).name == never_stopped["best"]
+
+
+def test_one_of_two_ranks_is_killed(tmp_path: Path) -> None:
+    """Without NeMo, and with the distributed optimizer: each rank has states of its own."""
+    options = ("--devices", 2, "--distributed-optimizer")
+    whole, training = (Training(tmp_path / name, MEGATRON, options) for name in ("whole", "parts"))
+    assert whole.start().status == 0
+    for place, count in ((BEFORE_STEP, 13), (BETWEEN_WEIGHTS_AND_MANIFEST, 1)):
+        killed = training.start(Fault(place, count, rank=1))
+        assert killed.status == 1, killed.err
+        assert [path.name for path in list_checkpoints(training.checkpoints)] == ["step=000010"]
+    assert "Resuming from" in training.start().err
+    assert training.result() == whole.result()
 
 
 def test_the_launching_process_is_killed(tmp_path: Path) -> None:

@@ -34,9 +34,11 @@ def saved_step(training: Training) -> int:
         pytest.param(signal.SIGINT, ("--num-workers", 2), marks=pytest.mark.long),
     ],
 )
-def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[object, ...]) -> None:
+def test_a_signal_to_every_process(
+    tmp_path: Any, script: str, number: int, options: tuple[object, ...]
+) -> None:
     """Ranks and loader workers receive it as well as the launcher, as Ctrl-C does it."""
-    training = Training(tmp_path, options=options)
+    training = Training(tmp_path, script, options)
     process = training.process(None, *ENDLESS)
     training.wait_for_steps(process)
     os.killpg(process.pid, number)

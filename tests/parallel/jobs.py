@@ -17,7 +17,7 @@ from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.runtime.accelerator import find_accelerator
+from megakit.runtime.accelerator import find_accelerator, use_accelerator
 
 GLOBAL_BATCH = 64
 #: The package of the chain on Megatron-Core alone; that of the chain with NeMo is "".
@@ -186,6 +186,7 @@ def train_with_nemo(script: Any, run: Run, ddp: Sequence[str], found: Trained) -
 
 def train_alone(script: Any, run: Run, ddp: Sequence[str], found: Trained) -> tuple[Any, Any]:
     """Likewise, on Megatron-Core alone; `ddp` may ask for sequence parallelism, too."""
+    use_accelerator("cpu", uses_nemo=False)
     from megatron.core import tensor_parallel
 
     from examples.megatron import model_components, training_loop

@@ -209,11 +209,13 @@ def classifier(ranks, tmp_path_factory):
     return ranks.run(jobs.finetune, jobs.layout(), folder, world_size=1)[0]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in LONG])
-def test_one_checkpoint_predicts_the_same(ranks, tmp_path, classifier, name):
+@cases([name for name in LAYOUTS if name not in LONG])
+def test_one_checkpoint_predicts_the_same(ranks, tmp_path, classifier, name, package):
     exact, probabilities = predicted(ranks, jobs.layout(), tmp_path / "one", classifier)
     assert [int(row[0]) for row in exact] == list(range(300))
     assert np.ptp(probabilities, axis=0).max() > 0.5  # it tells images apart
-    here, found = predicted(ranks, jobs.layout(**LAYOUTS[name]), tmp_path / "many", classifier)
+    here, found = predicted(
+        *(ranks, jobs.layout(**LAYOUTS[name]), tmp_path / "many", classifier, package)
+    )
     assert [row[:2] for row in here] == [row[:2] for row in exact]
     np.testing.assert_allclose(found, probabilities, atol=1e-4)
