@@ -34,8 +34,8 @@ def test_equal_accuracies_are_equal_numbers() -> None:
     for first in range(128):  # of 127 images that are predicted right
         labels = torch.ones(256, dtype=torch.long)
         labels[first : first + 73] = 0
-        batch = {"label": labels, "loss_mask": weights}
-        halves = [{name: value[part] for name, value in batch.items()} for part in HALVES]
+        batch: Any = {"label": labels, "loss_mask": weights}
+        halves: Any = [{name: value[part] for name, value in batch.items()} for part in HALVES]
         logits = torch.eye(10)[[1] * 128]
         reports = [classification_loss(half, logits)[1] for half in halves]
         found.add(means_on_all_ranks("val_", reports)["val_accuracy"])
