@@ -79,11 +79,13 @@ class Training:
         folder: Its output directory.
         script: Which one.
         options: Of every start.
+        python: Which one.
     """
 
     folder: Path
     script: str = NEMO
     options: tuple[object, ...] = ACCUMULATED
+    python: object = sys.executable
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -120,7 +122,7 @@ class Training:
             self.fault_came.unlink(missing_ok=True)
         arguments = (*self.common, *options)
         return subprocess.Popen(
-            [sys.executable, *map(str, starter), REPOSITORY / self.script, *map(str, arguments)],
+            [*map(str, (self.python, *starter, REPOSITORY / self.script, *arguments))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,5 +1,6 @@
 """Stopped or killed, and started again, a run comes out as if it had never been stopped."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 from tests.faults.harness import (
     BEFORE_STEP,
     BETWEEN_WEIGHTS_AND_MANIFEST,
+    MEGATRON,
     NEMO,
     Fault,
     Training,
 )
 from tests.faults.test_killed import kill
 from tests.left_behind import list_checkpoints, lowest_loss, read_whole
-from tests.scripts import read_csv, run_script
+from tests.scripts import read_csv, run, run_script
 
 STATUS = {"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}
 
@@ -98,6 +100,47 @@ def test_one_process_then_two_then_one(
     assert "2 processes: tensor 1 x pipeline 1 x data 2" in start.err
     assert training.start().status == 0
     assert_equal_but_for_rounding(training, never_stopped, 2e-3)
+
+
+#: Compares all tensors of two checkpoints; a later Megatron's files also contain the times.
+SAME = """
+import sys, torch
+from torch.distributed.checkpoint import FileSystemReader, load
+found = []
+for folder in sys.argv[1:]:
+    reader = FileSystemReader(folder + "/weights")
+    saved = reader.read_metadata().state_dict_metadata.items()
+    saved = {k: t for k, t in saved if hasattr(t, "size")}
+    found.append({k: torch.empty(t.size, dtype=t.properties.dtype) for k, t in saved.items()})
+    load(found[-1], storage_reader=reader, no_dist=True)
+one, other = found
+assert one.keys() == other.keys() and any("exp_avg" in name for name in one)
+assert all(torch.equal(one[name], other[name]) for name in one)
+"""
+
+
+@pytest.mark.long
+def test_a_later_megatron_resumes(tmp_path: Path, newest_venv: Path, mnist_dir: Path) -> None:
+    """Its own checkpoints bit by bit, those of the tutorial's Megatron-Core but for rounding."""
+    data = ("--dataset", "mnist", "--data-dir", mnist_dir, "--precision", 32)
+    options = (*data, "--devices", 2, "--distributed-optimizer")
+    whole, parts, other = (
+        Training(tmp_path / name, MEGATRON, options, newest_venv / "bin/python") for name in "abc"
+    )
+    assert whole.start().status == 0
+    expected = whole.result()
+    assert parts.start(Fault(BEFORE_STEP, 6, name="SIGTERM", rank=1)).status == 143
+    assert parts.start(Fault(BETWEEN_WEIGHTS_AND_MANIFEST, rank=1)).status == 1
+    assert "Resuming from" in parts.start().err
+    assert parts.result()["metrics.csv"] == expected["metrics.csv"]
+    for checkpoint in list_checkpoints(whole.checkpoints):
+        run(whole.python, "-c", SAME, checkpoint, parts.checkpoints / checkpoint.name).output()
+
+    other.python = sys.executable
+    assert other.start(Fault(BEFORE_STEP, 13, rank=1)).status == 1
+    other.python = whole.python
+    finish(other, after=10)
+    assert_equal_but_for_rounding(other, expected, 1e-5)
 
 
 def assert_equal_but_for_rounding(

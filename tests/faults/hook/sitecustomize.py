@@ -7,6 +7,7 @@ raise. Just before the fault, the file named by `FAULT_CAME`, if any, is made.
 
 import builtins
 import functools
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import itertools
@@ -14,6 +15,7 @@ import operator
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,25 @@ def run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with one module, once this is imported."""
+
+    def __init__(self, name: str, call: Callable[[Any], None]) -> None:
+        self.name, self.call = name, call
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self.name:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), self.call(module))
+        return spec
+
+
 run_the_next()
 if "FAULT" in os.environ:
-    from wrapt import register_post_import_hook
-
     moment, fault, rank = os.environ["FAULT"].split()
     module, function, count = moment.split(":")
     if os.environ.get("RANK", "0") == rank:
-        register_post_import_hook(functools.partial(fail_at, function, int(count), fault), module)
+        fail = functools.partial(fail_at, function, int(count), fault)
+        sys.meta_path.insert(0, AfterImport(module, fail))
