@@ -268,14 +268,14 @@ def use_short_schedule(loop: Any) -> None:
     """Lets the loop of examples/megatron train by the schedule of model_pretrain.py."""
     from megakit.training.short_schedule import shortened
 
-    megatrons, found = loop.get_forward_backward_func(), dict[int, Any]()
+    megatrons, found = loop.get_forward_backward_func, list[Any]()
 
     def schedule(model: Any, forward_only: bool, **options: Any) -> Any:
         if forward_only:
-            return megatrons(model=model, forward_only=True, **options)
-        if id(model[0]) not in found:
-            found[id(model[0])] = shortened(megatrons, model[0])
-        return found[id(model[0])](model=model[0], **options)
+            return megatrons()(model=model, forward_only=True, **options)
+        if not found:
+            found.append(shortened(megatrons(), model[0]))
+        return found[0](model=model[0], **options)
 
     loop.get_forward_backward_func = lambda: schedule
 
