@@ -33,7 +33,7 @@ SEQUENCE = "sequence_parallel"
 #: With data parallelism, the distributed optimizer has something to shard; all but one are long.
 LONG = ("tp2-dp2", "pp2-dp2", "tp2-pp2-dp2")
 #: Those of the chain on Megatron-Core alone that are not long.
-SHORT = ("tp2-pp2", "dp2")
+SHORT = ("tp2-pp2",)
 
 
 def cases(names, packages=("", jobs.MEGATRON)):
