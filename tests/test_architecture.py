@@ -279,14 +279,15 @@ class TestGpus:
 #: shell, without comments and docstrings. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 59340,  # grew by what strangers found wrong without a word; three rooms below
-    "megakit/job": 13220,  # grew by ranks that meet only in their own job, and by full disks
-    "megakit/runtime": 7240,  # grew by imports that are put off
-    "megakit/checkpoints": 3660,
-    "megakit/training": 17190,  # grew by refusals of losses and metrics, and by a shorter schedule
-    "megakit/data": 8230,
-    "megakit/models": 5970,
-    "megakit/testing": 3250,
+    "megakit": 62170,  # grew by what runs without NeMo, beside what NeMo's half shares
+    "megakit/job": 13040,  # grew by ranks that meet only in their own job, and by full disks
+    "megakit/runtime": 8800,  # grew by Adam's patches, from training, and by a later Megatron-Core
+    "megakit/checkpoints": 3300,
+    "megakit/training": 6500,  # what both chains share
+    "megakit/data": 7200,
+    "megakit/models": 3890,
+    "megakit/nemo": 15590,  # what needs NeMo or Lightning, from five rooms
+    "megakit/testing": 3270,
     "mnist": 9690,
     "tools": 12880,  # grew by trace, by ranks that hang, and by checkpoints of Megatron-LM
     "model_components.py": 1690,
@@ -294,17 +295,17 @@ ROOMS = {
     "model_pretrain.py": 330,
     "model_finetune.py": 380,
     "model_predict.py": 560,
-    "ladder": 11700,  # grew by the second ladder, and by rows that fail
+    "ladder": 11730,  # grew by the second ladder, and by rows that fail
     "exercises": 7060,  # grew by what was accepted though wrong, and by ranks that are slow
-    "examples": 8160,
+    "examples": 12920,  # grew by the chain without NeMo
     "experiments": 4830,
-    "template": 5620,  # grew by leaving out what a copy does not use
+    "template": 6580,  # grew by a project without NeMo, with a part of megakit
     "docs": 2210,  # grew by three pictures
     "notebooks": 3310,
-    "benchmarks": 19690,  # grew by what grows, and by the phases of a start
-    "tests": 129080,  # grew by the tests of these
+    "benchmarks": 19930,  # grew by the loop without NeMo beside the others
+    "tests": 134710,  # grew by the guarantees of two chains
     "run": 790,  # grew by help before the set-up
-    "run_setup.sh": 1160,
+    "run_setup.sh": 1170,
     ".ci/run": 320,
 }
 #: A room that is smaller by more than this has to have its number lowered.
