@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from nemo.lightning.io.pl import TrainerContext
 
 from megakit.checkpoints.manifest import CONTEXT
 from megakit.checkpoints.store import CheckpointStore
@@ -133,4 +132,6 @@ def write_context(folder: Path, module: Any) -> None:
 
     The trainer is left out, because NeMo would pickle its callbacks, strategy and plugins.
     """
+    from nemo.lightning.io.pl import TrainerContext
+
     TrainerContext(model=module, trainer=None, extra={}).io_dump(folder, yaml_attrs=[])

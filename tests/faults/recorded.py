@@ -17,18 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megakit.checkpoints.manifest import METRICS
+import megakit.checkpoints.store  # which each start would import anew  # noqa: F401
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.console import Console
 from megakit.job.options import TrainingOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run_directory import Stage
-from megakit.nemo import writer as writer_module
-from megakit.nemo.writer import CheckpointWriter
 from megakit.runtime.atomic_files import write_json
-from megakit.training.metrics_csv import Metrics, MetricsFile
-from tests.fabricate import CONTEXT, SavingTrainer
+from megakit.training.metrics_csv import Metrics
+from tests.fabricate import CONTEXT
 
 STAGE = Stage("train")
 KILLED, STOPPED, REFUSED = 137, 143, 2
@@ -108,44 +106,36 @@ def _train(options: Options, stop_after: int | None) -> int:
     if run.is_done:
         return 0
     begin(run)
-    state, resume = json.dumps(run.identity), Path(run.resume) if run.resume else None
-    trainer: Any = SavingTrainer(options.val_interval, options.max_steps)
+    state, begun, resume = json.dumps(run.identity), 0, Path(run.resume) if run.resume else None
     if resume:
         state = (resume / WEIGHTS).read_text()
-        trainer.global_step = int(state.split()[0])
+        begun = int(state.split()[0])
 
-    def save(folder: Path) -> None:
+    def write(folder: Path) -> None:
         (folder / WEIGHTS).parent.mkdir()
         (folder / WEIGHTS).write_text(state)
 
-    trainer.save_checkpoint = save
-    setattr(writer_module, "write_context", _write_context)  # noqa: B010
-    path = run.path / METRICS
-    metrics = MetricsFile(path, resume / METRICS if resume else None)
-    writer = CheckpointWriter(run.store(), options.save_interval)
-    module = trainer.lightning_module
-    writer.setup(trainer, module, "fit")
-    for step in range(trainer.global_step + 1, options.max_steps + 1):
-        trainer.global_step = step
+    metrics, store = run.metrics_file(), run.store()
+    assert metrics is not None
+    store.open()
+    for step in range(begun + 1, options.max_steps + 1):
         digest = hashlib.sha256(state.encode()).hexdigest()
         state = f"{step} {digest}"
         loss = int(digest[:6], 16) / 2**24
-        validates = step % options.val_interval == 0
-        metrics.append(Metrics(step, step, train_loss=loss, val_loss=loss if validates else None))
-        writer.on_train_batch_end(trainer, module)
-        if validates:
-            trainer.callback_metrics["val_loss"] = loss
-            writer.on_validation_end(trainer, module)
+        validated: dict[str, Any] = {"val_loss": loss} if step % options.val_interval == 0 else {}
+        metrics.append(Metrics(step, step, train_loss=loss, **validated))
+        if step % options.save_interval == 0 or step == options.max_steps:
+            store.save(step, write, validated, describe_model=_write_context, model="Hash")
         if step == stop_after:
-            writer.save(trainer, store_values=False)
+            store.save(step, write, describe_model=_write_context, model="Hash")
             return STOPPED
     write_json(run.directory.summary, {"steps": options.max_steps})
     return 0
 
 
-def _write_context(folder: Path, module: Any) -> None:
-    folder.mkdir()
-    (folder / "io.json").write_text(json.dumps(CONTEXT))
+def _write_context(checkpoint: Path) -> None:
+    (checkpoint / "context").mkdir()
+    (checkpoint / "context" / "io.json").write_text(json.dumps(CONTEXT))
 
 
 def find_whole(folder: Path) -> dict[str, Path]:
