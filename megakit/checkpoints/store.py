@@ -158,7 +158,7 @@ def rank() -> int:
 
 def barrier() -> None:
     """Waits until all ranks of the job have come here."""
-    if distributed.is_initialized():
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
         uses_gpu = distributed.get_backend() == "nccl"
         distributed.barrier(device_ids=[torch.cuda.current_device()] if uses_gpu else None)
 
