@@ -25,7 +25,7 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tmp_path / "mine" == megakit.CACHE_DIR
 
 
-PACKAGES = sorted(path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.pyi"))
 
 
 @pytest.mark.usefixtures("megatron")
