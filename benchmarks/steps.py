@@ -10,7 +10,8 @@ losses of the first steps are compared: the data, the weights and the mathematic
 On a GPU, model_pretrain.py is also measured with its default corruption, and with a CUDA graph.
 `--profile` adds the kernels, synchronizations and copies per step, as torch's profiler counts them.
 A CPU without instructions for bfloat16 computes in float32, as the tutorial does there.
-`--write` puts the table into RESULTS.md, where a CPU and a GPU have a section each.
+`--write` puts the table into RESULTS.md, where a CPU and a GPU have a section each, and a table of
+chosen programs (`--peers`) has its own.
 """
 
 import argparse
@@ -294,6 +295,7 @@ def parsed() -> argparse.Namespace:
         "--profile", action="store_true", help="count kernels, synchronizations and copies"
     )
     options = parser.parse_args()
+    options.are_chosen = bool(options.peers)
     options.peers = options.peers or [
         peer
         for peer in TITLES
@@ -323,8 +325,8 @@ def main() -> None:
         lines = proof_lines(same_mathematics(others, **job))
         print("\n".join(lines), flush=True)
     measured = {batch: measure(options, batch, job) for batch in options.batches}
-    section = f"steps-{options.device}"
-    what = f" on a CPU, micro batch {MICRO_BATCH}"
+    section = f"steps-{options.device}{'-chosen' * options.are_chosen}"
+    what = f" on a CPU, micro batch {MICRO_BATCH}{', of chosen programs' * options.are_chosen}"
     tables = []
     if options.by_batch:
         section += "-by-batch" * (options.device == "cpu")
