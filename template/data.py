@@ -1,8 +1,6 @@
 """Defines this project's data: handwritten digits, in the folder `digits`. Put your own data here.
 
-The file there is scikit-learn's: the test set of Optical Recognition of Handwritten Digits, by
-E. Alpaydin and C. Kaynak, from the UCI Machine Learning Repository.
-
+The file is scikit-learn's, of Alpaydin and Kaynak's data in the UCI Machine Learning Repository.
 The scripts import this file even for --help, so slow packages are imported inside the functions.
 """
 

@@ -28,7 +28,7 @@ COVERED = {
 }
 #: What is in lines that do not run here.
 NOT_RUN = (
-    *("renew", "sbatch"),  # need an index of packages, Slurm
+    *("renew", "newer", "sbatch"),  # need an index of packages, Slurm
     *("-m sphinx", "ladder/newest.sh"),  # .ci/run and tests/ladder run them
     *("./run benchmarks", "gpu_check.sh", "REHEARSE_GPUS=2"),  # take minutes, or need a GPU
     *("runs/gpt-3", "runs/gpt-4", "runs/layouts"),  # tests/parallel and README have such layouts
