@@ -80,7 +80,7 @@ def test_killed_predictions(chain: Chain, tmp_path: Path) -> None:
     csv.write_text("of an earlier prediction")
     outputs, partial = ".outputs.partial", ".predictions.csv.partial"
     for moment, status, left in (
-        ("megakit.nemo.prediction:gather_from_ranks:1 SIGKILL 0", -9, {outputs}),
+        ("megakit.training.outputs:gather_from_ranks:1 SIGKILL 0", -9, {outputs}),
         ("megakit.training.predictions_csv:csv.writer:1 SIGKILL 0", -9, {outputs, partial}),
         ("megakit.training.predictions_csv:csv.writer:1 OSError 0", 1, set()),
         (None, 0, set()),
