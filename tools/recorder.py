@@ -14,7 +14,6 @@ import re
 import runpy
 import signal
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from megakit.runtime import use_megatron
 from megakit.runtime.patching import require_attribute
+
+from .step_values import StepValues, checksum, rows_of, watch_weights
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
@@ -57,13 +58,18 @@ class Recorder(_TorchDispatchMode):
         result: File to write.
     """
 
-    def __init__(self, result: Path) -> None:
+    def __init__(self, result: Path, make: Callable[[int], StepValues] | None = None, steps: int = 1) -> None:
         super().__init__()
-        self.result = result
+        self.result, self.make, self.steps = result, make, steps
+        self.values: StepValues | None = None
+        self.step_number = 0
+        self.is_own = False
         self.found: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.samples: list[int] = []
         self.batches: list[str] = []
+        self.rows: list[list[int]] = []
+        self.terms: list[int] = []
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.phase = ""
         self.passes = Counter[int]()  # forward passes of each chunk of the model
@@ -97,17 +103,21 @@ class Recorder(_TorchDispatchMode):
 
     def run(self, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records the first call for training, and ends the process at the next call."""
-        if self.found:
-            self.write()
-            distributed.barrier()  # others may still receive what this rank has sent
-            sys.stdout.flush()
-            os._exit(0)
         call = arguments_of(schedule, args, kwargs)
-        if call["forward_only"]:
+        if call["forward_only"] and self.step_number < self.steps:
             return schedule(*args, **kwargs)
         from megatron.core.utils import get_model_config
 
         models = call["model"] if isinstance(call["model"], list) else [call["model"]]
+        self.write()
+        if self.step_number == self.steps:
+            distributed.barrier()  # others may still receive what this rank has sent
+            sys.stdout.flush()
+            os._exit(0)
+        self.step_number += 1
+        if self.make is not None:
+            self.values = self.make(self.step_number)
+            self.values.begin(models)
         self.found = {"place": coordinates(), "weights": shapes_of(models)}
         batches = call["data_iterator"]
         call["data_iterator"] = (
@@ -118,12 +128,15 @@ class Recorder(_TorchDispatchMode):
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
             self.begin("gradients")
+            if self.values is not None:
+                self.values.keep_local()
             return finalize(*args, **kwargs)
 
         if finalize is not None:
             config.finalize_model_grads_func = finalize_model_grads
         # A validation may have come before.
         self.events, self.losses, self.passes = [], [], Counter()
+        self.batches, self.rows, self.terms = [], [], []
         self.__enter__()
         try:
             return schedule(**call)
@@ -169,7 +182,13 @@ class Recorder(_TorchDispatchMode):
         if self.phase == "optimizer":
             return function(*args, **kwargs)
         self.begin("optimizer")
+        if self.values is not None:
+            self.is_own = True  # a communication that is not the program's
+            self.values.keep_reduced()
+            self.is_own = False
         result = function(*args, **kwargs)
+        if self.values is not None:
+            self.values.keep_step(result[1])
         self.phase = DONE
         return result
 
@@ -191,12 +210,9 @@ class Recorder(_TorchDispatchMode):
             parts = batch[0] if isinstance(batch, tuple) and batch else batch  # Lightning's: 3
             if isinstance(parts, Mapping) and isinstance(parts.get("idx"), Tensor):
                 self.samples += parts["idx"].tolist()  # as the samples of MNISTDataModule
-            found = 0
-            for leaf in tree_leaves(batch):
-                if isinstance(leaf, Tensor):
-                    values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
-                    found = zlib.crc32(values.numpy().tobytes(), found)
-            self.batches.append(f"{found:08x}")
+            self.batches.append(f"{checksum(batch):08x}")
+            self.rows.append(rows_of(batch))
+            self.terms.append(max((leaf.numel() for leaf in tree_leaves(batch)[:1] if isinstance(leaf, Tensor)), default=0))
             yield batch
 
     def __torch_dispatch__(
@@ -207,7 +223,7 @@ class Recorder(_TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Records a communication, and runs every operation."""
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and not self.is_own:
             self._record(func._opname.replace("_", ""), func._schema.arguments, args)
         return func(*args, **(kwargs or {}))
 
@@ -255,6 +271,9 @@ class Recorder(_TorchDispatchMode):
             "tokens": tokens,
         }
         self.result.write_text(json.dumps(self.found))
+        if self.values is not None:
+            self.values.end(**self.found, losses=losses, rows=self.rows, terms=self.terms)
+        self.found = {}
 
 
 def arguments_of(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -323,12 +342,17 @@ def prepare(program: Path) -> None:
     from megatron.core import optimizer, pipeline_parallel  # noqa: F401
 
 
-def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
-    """Runs the program until it begins its second step, or ends."""
+def run(
+    program: Path, arguments: Sequence[str], result: Path,
+    make: Callable[[int], StepValues] | None = None, steps: int = 1,
+) -> None:
+    """Runs the program until it begins the step after the recorded ones, or ends."""
     prepare(program)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    recorder = Recorder(result)
+    recorder = Recorder(result, make, steps)
     recorder.install()
+    if make is not None:
+        watch_weights()
     watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
     try:

@@ -1,0 +1,115 @@
+"""Names of layouts, such as TP2xPP2, and the options by which a program gets one."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megakit.errors import UserError
+
+#: Kinds of parallelism with the options of this project's programs and of Megatron-LM's.
+WORDS = {
+    "TP": ("--tensor-parallel", "--tensor-model-parallel-size"),
+    "SP": ("--sequence-parallel",),
+    "PP": ("--pipeline-parallel", "--pipeline-model-parallel-size"),
+    "VP": ("--chunks", "--num-virtual-stages-per-pipeline-rank"),
+    "DP": (),  # what the other kinds leave
+    "DO": ("--distributed-optimizer", "--use-distributed-optimizer"),
+    "CP": ("--context-parallel", "--context-parallel-size"),
+    "EP": ("--expert-parallel", "--expert-model-parallel-size"),
+    "MB": ("--micro-batch-size",),
+}
+IN_WORDS = {
+    "TP": "tensor parallel",
+    "SP": "sequence parallel",
+    "PP": "pipeline parallel",
+    "VP": "interleaved stages",
+    "DP": "data parallel",
+    "DO": "the distributed optimizer",
+    "CP": "context parallel",
+    "EP": "expert parallel",
+    "MB": "other micro batches",
+}
+#: Kinds that need another one, which they bring along if it is not named.
+NEEDS = {"SP": "TP", "VP": "PP", "DO": "DP"}
+DEFAULT = (
+    *("MB4", "TP2", "SP", "PP2", "VP2", "DP2", "DO", "CP2", "EP2"),
+    *("TP2xPP2", "TP2xDP2", "PP2xDP2", "SPxDO", "TP2xCP2", "TP2xEP2", "TP2xPP2xDP2"),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job is divided: sizes by kind, such as {"TP": 2, "DP": 2}."""
+
+    name: str
+    sizes: dict[str, int]
+
+    @property
+    def ranks(self) -> int:
+        """Returns the number of processes."""
+        return math.prod(self.sizes.get(kind, 1) for kind in ("TP", "PP", "CP", "DP"))
+
+
+def parse_layout(name: str) -> Layout:
+    """Returns the layout of a name.
+
+    Raises:
+        UserError: The name is not made of kinds and sizes.
+    """
+    sizes: dict[str, int] = {}
+    for part in name.split("x"):
+        found = re.fullmatch(rf"({'|'.join(WORDS)})(\d*)", part)
+        if found is None or found[1] in sizes or found[2] in ("0", "1"):
+            raise UserError(
+                f"--layouts {name}: expected kinds and sizes such as TP2, SP or TP2xPP2; the kinds "
+                f"are {', '.join(WORDS)}."
+            )
+        sizes[found[1]] = int(found[2] or 2)
+    for kind, needed in NEEDS.items():
+        if kind in sizes:
+            sizes.setdefault(needed, 2)
+    if (experts := sizes.get("EP", 1)) > sizes.get("CP", 1) * sizes.get("DP", 1):
+        sizes["DP"] = experts // sizes.get("CP", 1)
+    return Layout(name, sizes)
+
+
+class Words:
+    """The options of a program.
+
+    Args:
+        text: What its --help prints.
+        given: The user's own, by kind or layout: {"TP2": "--tp 2"}.
+    """
+
+    def __init__(self, text: str, given: dict[str, str]) -> None:
+        self.text, self.given = text, given
+
+    def find(self, words: Sequence[str]) -> str | None:
+        """Returns the first of these options that the program has."""
+        found = (one for one in words if re.search(rf"(?<![\w-]){one}(?![\w-])", self.text))
+        return next(found, None)
+
+    def options(self, layout: Layout) -> list[str]:
+        """Returns the options for a layout.
+
+        Raises:
+            UserError: The program has none for one of its kinds.
+        """
+        if layout.name in self.given:
+            return self.given[layout.name].split()
+        options = []
+        for kind, size in layout.sizes.items():
+            if kind == "DP":
+                continue
+            own = self.given.get(f"{kind}{size}", self.given.get(kind))
+            word = self.find(WORDS[kind])
+            if own is not None:
+                options += own.split()
+            elif word is None:
+                raise UserError(
+                    f"--help names no option for {IN_WORDS[kind]}: --layout '{layout.name}=OPTIONS'"
+                )
+            else:
+                options += [word] if kind in ("SP", "DO") else [word, str(size)]
+        return options

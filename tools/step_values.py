@@ -1,0 +1,141 @@
+"""What a rank computes in a training step, as it is compared with other ranks and layouts."""
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .pieces import Piece, copy_into, gathered_gradients, gradient_of, pieces_of
+
+#: The line of each weight that made it: outside of libraries if it can.
+made: dict[nn.Parameter, str] = {}
+
+
+class StepValues:
+    """Collects the values of one training step of this process, and writes them to a file.
+
+    Args:
+        file: For the values.
+        first: Such a file of one process, whose weights this process takes; None for that process.
+    """
+
+    def __init__(self, file: Path, first: Path | None) -> None:
+        self.file, self.first = file, first
+        self.models: Sequence[Any] = ()
+        self.pieces: list[Piece] = []
+        #: By kind of value, one tensor for each piece.
+        self.tensors: dict[str, list[Tensor]] = {}
+        self.found: dict[str, Any] = {"norm": None, "clipped": 1.0}
+        self.reduced: dict[nn.Parameter, Tensor] = {}
+
+    def begin(self, models: Sequence[Any]) -> None:
+        """Notes the first weights, and replaces them by those of one process."""
+        self.models, self.pieces = models, pieces_of(models)
+        self.found["first"] = [checksum([one.of(one.parameter)]) for one in self.pieces]
+        self.found["left"] = sorted(left_over(models))
+        if self.first is not None:
+            one = torch.load(self.first)
+            named = zip(one["pieces"], one["tensors"]["weight"], strict=True)
+            copy_into(self.pieces, {piece[0]: whole for piece, whole in named})
+        self.keep("weight", {one.parameter: one.parameter for one in self.pieces})
+
+    def keep(self, kind: str, values: Mapping[Any, Tensor]) -> None:
+        """Copies of each piece its part of a tensor, or nothing where no backward pass came."""
+        self.tensors[kind] = [
+            piece.of(values[piece.parameter]).clone()
+            if piece.parameter in values
+            else torch.zeros(piece.sizes)
+            for piece in self.pieces
+        ]
+
+    def keep_local(self) -> None:
+        """Notes the gradients of this rank's own micro batches."""
+        found = {one: gradient_of(one) for model in self.models for one in model.parameters()}
+        self.keep("local", {k: v for k, v in found.items() if v is not None})
+
+    def keep_reduced(self) -> None:
+        """Notes the gradients that the optimizer gets."""
+        self.reduced = {
+            one.parameter: found.clone()
+            for one in self.pieces
+            if (found := gradient_of(one.parameter)) is not None
+        }
+        self.keep("gradient", gathered_gradients(self.models))
+
+    def keep_step(self, norm: Any) -> None:
+        """Notes the norm that the optimizer returns, and the factor of its clipping."""
+        self.found["norm"] = None if norm is None else float(norm)
+        for parameter, before in self.reduced.items():
+            after = gradient_of(parameter)
+            if after is not None and bool((changed := (after != before) & (before != 0)).any()):
+                self.found["clipped"] = float((after[changed] / before[changed]).median())
+                break
+
+    def end(self, **found: Any) -> None:
+        """Notes the weights after the step, and writes the file."""
+        self.keep("updated", {one.parameter: one.parameter for one in self.pieces})
+        pieces = [
+            (one.name, one.shape, one.offset, made.get(one.parameter, "")) for one in self.pieces
+        ]
+        torch.save(self.found | found | {"pieces": pieces, "tensors": self.tensors}, self.file)
+
+
+def left_over(models: Sequence[Any]) -> Iterator[str]:
+    """Yields what a step must not find: gradients of the step before."""
+    for model in models:
+        for name, weight in model.named_parameters():
+            buffer = getattr(weight, "main_grad", None)
+            if buffer is None or not weight.requires_grad:
+                continue
+            name = name.replace("module.", "")
+            if weight.grad is not None and weight.grad.data_ptr() == buffer.data_ptr():
+                yield f"{name}: `grad` is still the buffer `main_grad` (no optimizer.zero_grad())"
+            elif bool(buffer.any()):
+                yield f"{name}: `main_grad` is not zero (no zero_grad_buffer())"
+
+
+def checksum(value: Any) -> int:
+    """Returns a checksum of all tensors in a value."""
+    found = 0
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
+            found = zlib.crc32(values.numpy().tobytes(), found)
+    return found
+
+
+def rows_of(batch: Any) -> list[int]:
+    """Returns a checksum of each sample of a micro batch: of its rows in all tensors."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    size = max((len(leaf) for leaf in leaves), default=0)
+    whole = [leaf for leaf in leaves if len(leaf) == size]
+    return [checksum([leaf[row] for leaf in whole]) for row in range(size)]
+
+
+def watch_weights() -> None:
+    """Notes for each weight the line that makes it."""
+    register = nn.Module.register_parameter
+
+    def noted(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(self, name, parameter)
+        if parameter is not None and parameter not in made:
+            made[parameter] = _line(sys._getframe(1))
+
+    function: Callable[..., Any] = noted
+    nn.Module.register_parameter = function  # type: ignore[method-assign]
+
+
+def _line(frame: Any) -> str:
+    lines = []
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "/torch/" not in path and "<" not in path:
+            lines.append(f"{path}:{frame.f_lineno}")
+        frame = frame.f_back
+    own = [line for line in lines if "/site-packages/" not in line and "/lib/python" not in line]
+    return (own or lines or [""])[0]
