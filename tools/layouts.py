@@ -107,9 +107,7 @@ class Words:
             if own is not None:
                 options += own.split()
             elif word is None:
-                raise UserError(
-                    f"--help names no option for {IN_WORDS[kind]}: --layout '{layout.name}=OPTIONS'"
-                )
+                raise UserError(f"--help names no option for {IN_WORDS[kind]}")
             else:
                 options += [word] if kind in ("SP", "DO") else [word, str(size)]
         return options

@@ -111,7 +111,8 @@ def told_by(text: str, program: str, log: object) -> str:
     if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
         raise UserError(problems)
     error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
-    return f"{error[0]}\nThe traceback is in {log}." if error else text
+    last = text.strip().rpartition("\n")[2]
+    return f"{error[0] if error else last}\nThe traceback is in {log}."
 
 
 def waits(program: Path, ranks: int, folder: Path, logs: Path) -> Iterator[str]:
