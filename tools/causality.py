@@ -20,7 +20,7 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
 
     Args:
         step: The program's `forward_step_func`.
-        batches: Its micro batches; the first tensor of whole numbers, (samples, tokens), is changed.
+        batches: Its micro batches, of which one tensor, (samples, tokens), is changed.
         model: The model, in one process.
     """
     leaves, form = tree_flatten(next(batches))
@@ -47,7 +47,12 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
 
 
 def _is_tokens(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.dtype == torch.int64 and leaf.shape[1] > 2
+    return (
+        isinstance(leaf, Tensor)
+        and leaf.dim() == 2
+        and leaf.dtype == torch.int64
+        and leaf.shape[1] > 2
+    )
 
 
 @torch.no_grad()
@@ -60,7 +65,11 @@ def _outputs(step: Callable[..., Any], batch: Any, model: nn.Module) -> list[tup
         if inner:  # the model itself may return losses, whose labels are the next tokens
 
             def note(module: nn.Module, inputs: Any, output: Any, name: str = inner) -> None:
-                found.extend((name, leaf.clone()) for leaf in tree_leaves(output)[:1] if isinstance(leaf, Tensor))
+                found.extend(
+                    (name, leaf.clone())
+                    for leaf in tree_leaves(output)[:1]
+                    if isinstance(leaf, Tensor)
+                )
 
             hooks.append(module.register_forward_hook(note))
     model.eval()

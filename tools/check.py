@@ -18,9 +18,10 @@ import runpy
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ import torch
 from megakit.errors import UserError
 from megakit.runtime.signals import exit_status, handle_signals
 
-from .judge import Finding, Judgement, Step, judge_alone, notes_of
-from .layouts import DEFAULT, Layout, Words, parse_layout
-from .ranks import FailedError, prepare_once, redirect, run_ranks
+from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
+from .programs import DEFAULT, Layout, Words, parse_layout
+from .ranks import FailedError, prepare_once, run_ranks
 from .recorder import run
 from .step_values import StepValues, watch_weights
 
@@ -71,7 +72,9 @@ class Checker:
         folder: For what the ranks write.
     """
 
-    def __init__(self, program: Path, options: Sequence[str], words: Words, steps: int, folder: Path) -> None:
+    def __init__(
+        self, program: Path, options: Sequence[str], words: Words, steps: int, folder: Path
+    ) -> None:
         self.program, self.words, self.steps, self.folder = program, words, steps, folder
         self.options = [*options]
         for names, value in SMALL:
@@ -91,7 +94,10 @@ class Checker:
 
         def work(rank: int) -> None:
             values = (
-                (StepValues(own / f"{rank}.{n}", first / f"0.{n}" if self.right else None), n + 1 == self.steps)
+                (
+                    StepValues(own / f"{rank}.{n}", first / f"0.{n}" if self.right else None),
+                    n + 1 == self.steps,
+                )
                 for n in range(self.steps)
             )
             run(self.program, options, own / f"{rank}.json", values)
@@ -100,8 +106,8 @@ class Checker:
         files = [[own / f"{rank}.{n}" for rank in range(layout.ranks)] for n in range(self.steps)]
         if not all(file.exists() for files_of_step in files for file in files_of_step):
             raise UserError(
-                f"{self.program}: makes fewer than {self.steps} training steps by Megatron's schedule, "
-                "get_forward_backward_func(), or by `with record(...)`."
+                f"{self.program}: makes fewer than {self.steps} training steps by Megatron's "
+                "schedule, get_forward_backward_func(), or in `with record(model)`."
             )
         return [Step([torch.load(file) for file in files_of_step]) for files_of_step in files]
 
@@ -117,7 +123,9 @@ class Checker:
             found.findings = [*judged.findings, *(judge_alone(step) if layout == ONE else ())]
             found.step = number + 1
             if found.findings:
-                found.verdict = f"wrong: {found.findings[0].value}" + f" of step {number + 1}" * (number > 0)
+                found.verdict = f"wrong: {found.findings[0].value}" + f" of step {number + 1}" * (
+                    number > 0
+                )
                 found.communicates = communication(step)
                 break
         found.seconds = time.monotonic() - begin
@@ -145,70 +153,86 @@ def help_of(program: Path, folder: Path) -> str:
     return (folder / "0.txt").read_text()
 
 
-def rows_of(found: Verdict, right: Step | None = None) -> Iterator[str]:
+def rows_of(found: Verdict) -> Iterator[str]:
     """Yields the row of a layout, and below it what is wrong."""
     cells = [f"{found.layout:14}{found.ranks:>5}"]
     for column in COLUMNS:
         value = found.differences.get(column)
         cells.append(f"{'' if value is None else f'{value:.1e}' if value else '0':>11}")
     yield f"{''.join(cells)}   {found.verdict}"
-    for one in found.findings:
-        yield f"    {one.value}: {one.text}."
-        if one.cause:
-            yield f"        Usually: {one.cause}."
+    for one in found.findings[:1]:
+        yield f"    {one.value}, {one.text}"
         yield from (f"        {line}" for line in one.details)
+        if one.cause:
+            yield f"    Usually: {one.cause}"
+    if others := [one.value for one in found.findings[1:]]:
+        yield f"    After it, this is wrong, too: {', '.join(others)}"
     if found.communicates:
-        yield f"    Rank 0 communicates: {found.communicates}."
+        yield f"    Rank 0 communicates: {found.communicates}"
 
 
 def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int:
     """Checks all layouts, prints what is found, and returns the exit status."""
-    named = [*mine.layouts.split(",")] if mine.layouts else []
+    named = mine.layouts.split(",") if mine.layouts else []
     given = dict(one.partition("=")[::2] for one in mine.layout)
-    layouts = [parse_layout(name) for name in named or [*DEFAULT, *(n for n in given if n not in DEFAULT)]]
+    layouts = [parse_layout(name) for name in named or dict.fromkeys([*DEFAULT, *given])]
     FOLDER.mkdir(parents=True, exist_ok=True)
     prepare_once(mine.program, FOLDER / "start.log")
     watch_weights()
     words = Words(help_of(mine.program, folder), given)
     checker = Checker(mine.program, options, words, mine.steps, folder)
-    say = (lambda *_, **__: None) if mine.json else print
-    found, others, skipped = [checker.judge(ONE)], [], {}
+    found = [checker.judge(ONE)]
     right = checker.right[0]
-    judged, one = Judgement(right, right), right.ranks[0]
-    say(f"{mine.program.name}: loss {right.loss:.9g}" + (f", norm {one['norm']:.9g}" if one["norm"] is not None else "")
-        + f"; {len(right.shapes)} weights, {str(one['tensors']['weight'][0].dtype).removeprefix('torch.')}.")
-    say(f"Rounding explains relative differences up to {judged.bound:.1e} ({judged.terms} terms).\n")
-    say(f"{'layout':14}{'ranks':>5}" + "".join(f"{column:>11}" for column in COLUMNS))
-    say(*rows_of(found[0]), sep="\n", flush=True)
+    shown = sys.stderr if mine.json else sys.stdout
+    say = partial(print, sep="\n", file=shown, flush=True)
+    say(*heading(mine.program, right), *rows_of(found[0]))
+    skipped: defaultdict[str, list[str]] = defaultdict(list)
     for layout in layouts:
         try:
-            if layout.ranks > mine.max_ranks and layout.name not in named:
+            if layout.ranks > mine.max_ranks and not named:
                 raise UserError(f"more than {mine.max_ranks} ranks: --max-ranks")
-            if "EP" in layout.sizes and not one["experts"] and layout.name not in given:
+            if "EP" in layout.sizes and not right.ranks[0]["experts"] and not given:
                 raise UserError("the model has no experts")
             found.append(checker.judge(layout))
         except UserError as error:
-            skipped.setdefault(" ".join(error.problems), []).append(layout.name)
+            skipped[" ".join(error.problems)].append(layout.name)
             continue
         except (FailedError, ValueError) as error:
-            hangs = "hang" in str(error)
-            verdict = Verdict(layout.name, layout.ranks, "hangs" if hangs else "fails")
-            verdict.findings = [Finding("error", str(error))]
-            found.append(verdict)
-        say(*rows_of(found[-1]), sep="\n", flush=True)
-    say()
-    for note in notes_of(right):
-        say(f"Note: {note}.")
-    for reason, names in skipped.items():
-        say(f"Not checked: {', '.join(names)} ({reason}).")
+            verdict = "hangs" if "the ranks hang" in str(error) else "fails"
+            reason = [Finding("error", str(error))]
+            found.append(Verdict(layout.name, layout.ranks, verdict, findings=reason))
+        say(*rows_of(found[-1]))
+    say("", *(f"Note: {note}." for note in notes_of(right)))
+    say(*(f"Not checked: {', '.join(names)} ({reason})." for reason, names in skipped.items()))
     if any("--help" in reason for reason in skipped):
-        say("--layout 'TP2=OPTIONS' says how the program gets a layout.")
-    bad = [v.layout for v in found if v.verdict.startswith(("wrong", "hangs")) or (v.verdict == "fails" and v.layout in named)]
+        say("--layout 'TP2=OPTIONS' names the program's own options for a layout.")
+    bad = [
+        one.layout
+        for one in found
+        if one.verdict != "right" and (one.verdict != "fails" or one.layout in named)
+    ]
     bad += [name for names in skipped.values() for name in names if name in named]
-    say(f"Wrong: {', '.join(bad)}." if bad else f"Right: {len(found)} layouts.")
+    say(f"Wrong: {', '.join(bad)}." if bad else "No layout is wrong.")
     if mine.json:
-        print(json.dumps({"program": str(mine.program), "bound": judged.bound, "skipped": skipped, "layouts": [asdict(one) for one in found]}))
+        layouts_found = [asdict(one) for one in found]
+        print(json.dumps({"program": str(mine.program), "layouts": layouts_found, **skipped}))
     return int(bool(bad))
+
+
+def heading(program: Path, right: Step) -> Iterator[str]:
+    """Yields what is said of the step of one process, and the heads of the columns."""
+    norm = right.ranks[0]["norm"]
+    kinds = sorted({str(one.dtype)[6:] for one in right.ranks[0]["tensors"]["weight"]})
+    judged = Judgement(right, right)
+    yield (
+        f"{program.name}: loss {right.loss:.9g}{'' if norm is None else f', norm {norm:.9g}'}; "
+        f"{len(right.shapes)} weights, {' and '.join(kinds)}."
+    )
+    yield (
+        f"Rounding explains relative differences up to {judged.bound:.1e}, "
+        f"{SAFETY} x {judged.epsilon:.1e} x the root of {judged.terms} terms.\n"
+    )
+    yield f"{'layout':14}{'ranks':>5}{''.join(f'{column:>11}' for column in COLUMNS)}"
 
 
 def main() -> int:
@@ -216,13 +240,33 @@ def main() -> int:
     handle_signals(lambda number, _: sys.exit(exit_status(number)))  # which ends the ranks, too
     name = os.environ.get("MEGAKIT_COMMAND", "check")
     kind: Any = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=kind, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog=name, description=__doc__, formatter_class=kind, allow_abbrev=False
+    )
     parser.add_argument("program", type=Path, metavar="PROGRAM")
-    parser.add_argument("--layouts", metavar="NAMES", help="with commas; by default, all that the program has options for")
-    where = "the program's own options for a layout, if its --help does not name them; several times"
+    parser.add_argument(
+        "--layouts",
+        metavar="NAMES",
+        help="with commas; by default, all that the program has options for",
+    )
+    where = (
+        "the program's own options for a layout, if its --help does not name them; several times"
+    )
     parser.add_argument("--layout", metavar="NAME=OPTIONS", action="append", default=[], help=where)
-    parser.add_argument("--steps", metavar="N", type=int, default=1, help="number of steps (default: 1); each begins with the weights of one process")
-    parser.add_argument("--max-ranks", metavar="N", type=int, default=8, help="largest number of processes (default: 8)")
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of steps (default: 1); each begins with the weights of one process",
+    )
+    parser.add_argument(
+        "--max-ranks",
+        metavar="N",
+        type=int,
+        default=8,
+        help="largest number of processes (default: 8)",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     mine, options = parser.parse_known_args()
     try:

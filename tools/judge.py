@@ -1,4 +1,4 @@
-"""Says whether a step under a layout computes what one process computes, and what is wrong first."""
+"""Says whether a step under a layout computes what one process computes, and what is not."""
 
 import math
 from collections import Counter, defaultdict
@@ -172,7 +172,10 @@ class Judgement:
         """The weights are those of one process, also where several ranks have one of them."""
         a, b = self.right.shapes, self.step.shapes
         if other := [name for name in {**a, **b} if a.get(name) != b.get(name)]:
-            lines = [f"{name}: {_shape(a, name)} in one process, {_shape(b, name)} here" for name in other]
+            lines = [
+                f"{name}: {_shape(a, name)} in one process, {_shape(b, name)} here"
+                for name in other
+            ]
             text = f"{len(other)} have another name or shape than in one process"
             cause = "`sharded_state_dict` has to describe the same whole weights under every layout"
             cause += "; a vocabulary is padded to a multiple of the tensor-parallel ranks"
@@ -191,7 +194,9 @@ class Judgement:
     def other_first_weights(self) -> bool:
         """Returns whether the layout has drawn other first weights than one process."""
         wholes = self.right.ranks[0]
-        right = {p[0]: w for p, w in zip(wholes["pieces"], wholes["tensors"]["weight"], strict=True)}
+        right = {
+            p[0]: w for p, w in zip(wholes["pieces"], wholes["tensors"]["weight"], strict=True)
+        }
         sizes = {(n, name, o): v.shape for n, name, o, v in self.step.parts("weight")}
         return any(
             checksum([part_of(right[name], offset, sizes[rank, name, offset])]) != value
@@ -269,7 +274,10 @@ class Judgement:
             elif most[1] < len(wrong) or not cause:
                 cause = cause and f"of {most[1]}: {most[0][0]}; {cause}"
         of = "all" if len(wrong) == len(names) else f"{len(wrong)} of {len(names)}"
-        lines = [self.line(name, errors[name], patterns[name][0]) for name in wrong[:MOST]]
+        lines = [
+            self.line(name, errors[name], patterns[name][0] * (len({*patterns.values()}) > 1))
+            for name in wrong[:MOST]
+        ]
         rest = [f"... and {len(wrong) - MOST} before them"] * (len(wrong) > MOST)
         yield Finding("gradients", f"{of}: {text}", cause, [*lines, *rest])
 
@@ -342,7 +350,9 @@ class Judgement:
                     part_of(some[name], one.offset, one.right.shape) for some in (before, gradients)
                 )
                 counts = gradient.abs() > 1e3 * rounding
-                change, error = ((some[counts]).norm() for some in (one.right - old, one.value - one.right))
+                change, error = (
+                    (some[counts]).norm() for some in (one.right - old, one.value - one.right)
+                )
                 if not error <= UPDATE * change + 4 * self.epsilon * old[counts].norm():
                     errors[name] = _number(error / change)
                 elif change:
@@ -353,7 +363,9 @@ class Judgement:
             lines = [self.line(name, error) for name, error in errors.items()]
             cause = "the optimizer: learning rate or weight decay of these weights, or gradients "
             cause += "that it does not get"
-            yield Finding("update", f"of {len(errors)} of {len(before)} weights", cause, lines[:MOST])
+            yield Finding(
+                "update", f"of {len(errors)} of {len(before)} weights", cause, lines[:MOST]
+            )
 
 
 def judge_alone(step: Step) -> Iterator[Finding]:
@@ -365,7 +377,9 @@ def judge_alone(step: Step) -> Iterator[Finding]:
     same = [
         name
         for (name, *_), gradient, old, new in zip(
-            one["pieces"], *(one["tensors"][kind] for kind in ("gradient", "weight", "updated")), strict=True
+            one["pieces"],
+            *(one["tensors"][kind] for kind in ("gradient", "weight", "updated")),
+            strict=True,
         )
         if gradient.any() and torch.equal(old, new)
     ]
@@ -374,20 +388,29 @@ def judge_alone(step: Step) -> Iterator[Finding]:
         yield Finding("update", "no weight changes", cause)
     elif 0 < len(same) < len(step.shapes):
         cause = "the optimizer does not have them, or has them with a learning rate of 0"
-        yield Finding("update", f"{len(same)} weights do not change", cause, [f"{name}  {step.lines[name]}" for name in same[:MOST]])
+        yield Finding(
+            "update",
+            f"{len(same)} weights do not change",
+            cause,
+            [f"{name}  {step.lines[name]}" for name in same[:MOST]],
+        )
 
 
 def notes_of(step: Step) -> Iterator[str]:
     """Yields what may be intended in a step of one process."""
     one = step.ranks[0]
-    if len({*one["counts"]} - {0}) > 1 and not any(count for _, count in one["losses"]):
-        a, b = min(one["counts"]), max(one["counts"])
-        yield f"each micro batch is divided by its own tokens, {a} to {b}: a mean of unequal means, which depends on how samples are divided; calculate_per_token_loss=True divides by all tokens"
-    empty = [name for _, name, _, value in step.parts("gradient") if not value.any()]
-    if empty:
-        yield f"no gradient: {', '.join(empty[:MOST])}"
-    if all(rank["stepped"] for rank in step.ranks) and all(torch.equal(a, b) for a, b in zip(one["tensors"]["weight"], one["tensors"]["updated"], strict=True)):
-        yield "no weight changes in this step: its learning rate is 0, so updates are not checked"
+    counts = {*one["counts"]} - {0}
+    if len(counts) > 1 and not any(count for _, count in one["losses"]):
+        yield (
+            f"each micro batch is divided by its own number of tokens, {min(counts)} to "
+            f"{max(counts)}, so the loss depends on how samples are divided into micro batches; "
+            "calculate_per_token_loss=True divides by the tokens of the step"
+        )
+    if empty := [name for _, name, _, value in step.parts("gradient") if not value.any()]:
+        yield f"these have no gradient: {', '.join(empty[:MOST])}"
+    pairs = zip(one["tensors"]["weight"], one["tensors"]["updated"], strict=True)
+    if one["stepped"] and all(torch.equal(old, new) for old, new in pairs):
+        yield "no weight changes in this step (is its learning rate 0?), so no update was compared"
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -82,7 +82,12 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
         owner = next((one for first, size, one in places if first <= at < first + size), None)
         if owner is None:
             continue  # no weight: a running mean, for example
-        name, shape, offset, new = part.key, part.global_shape, part.global_offset, part.prepend_axis_num
+        name, shape, offset, new = (
+            part.key,
+            part.global_shape,
+            part.global_offset,
+            part.prepend_axis_num,
+        )
         if new == 1 and STACKED.search(name):  # one tensor has a weight of all layers
             name, new = STACKED.sub(f"layers.{offset[0]}.", name), 0
             shape, offset = shape[1:], offset[1:]
@@ -127,7 +132,7 @@ def copy_into(pieces: Sequence[Piece], wholes: dict[str, Tensor]) -> None:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:
-    """Returns the gradient that the optimizer will use: that of Megatron's buffer, if there is one."""
+    """Returns the gradient that the optimizer uses: of Megatron's buffer, if there is one."""
     buffer = getattr(parameter, "main_grad", None)
     gradient = parameter.grad if buffer is None else buffer
     return gradient.detach() if gradient is not None and parameter.requires_grad else None

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from megakit.runtime import use_megatron
 from megakit.runtime.patching import require_attribute
 
+from . import record
 from .step_values import StepValues, checksum
 
 #: torch's class has no types.
@@ -42,7 +43,7 @@ KINDS = {
     "monitored": "barrier",
 }
 DONE = "optimizer is done"
-#: For each step that is recorded, for its values, and whether it is the last one.
+#: For each step that is recorded, what collects its values, and whether it is the last one.
 Recordings = Iterable[tuple[StepValues | None, bool]]
 
 
@@ -358,7 +359,9 @@ def run(
     """Runs the program until it begins the step after the recorded ones, or ends."""
     prepare(program)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    recorder = Recorder(result, recordings)
+    pairs = [*recordings]
+    record.recordings += [(values, last) for values, last in pairs if values is not None]
+    recorder = Recorder(result, pairs)
     recorder.install()
     watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
