@@ -23,6 +23,7 @@ class Piece:
 
     Attributes:
         name: Of the whole weight, the same under every layout.
+        local: The name of the parameter in this rank's part of the model.
         shape: Of the whole weight.
         offset: Of this part in the whole, by axis.
         sizes: Of this part, by axis.
@@ -31,6 +32,7 @@ class Piece:
     """
 
     name: str
+    local: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -74,7 +76,8 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
     except TypeError:  # a method of somebody's own, without this argument
         state = module.sharded_state_dict()
     apply_factories(state)
-    places = [(one.data_ptr(), one.nbytes, one) for one in module.parameters()]
+    names = {one: name for name, one in module.named_parameters()}
+    places = [(one.data_ptr(), one.nbytes, one) for one in names]
     for part in nested_values(state):
         if not isinstance(part, ShardedTensor) or not part.data.numel():
             continue
@@ -93,6 +96,7 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
             shape, offset = shape[1:], offset[1:]
         yield Piece(
             name,
+            names[owner],
             tuple(shape),
             tuple(offset),
             (1,) * new + tuple(part.data.shape),
@@ -112,7 +116,7 @@ def _of_torch(module: nn.Module) -> Iterator[Piece]:
                 shape, parameter.device_mesh, parameter.placements
             )
         if 0 not in sizes:
-            yield Piece(name, shape, tuple(offset), tuple(sizes), parameter)
+            yield Piece(name, name, shape, tuple(offset), tuple(sizes), parameter)
 
 
 @torch.no_grad()

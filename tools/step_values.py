@@ -103,10 +103,15 @@ class StepValues:
         self.hook.remove()
         self.keep_reduced()
         self.keep("updated", {one.parameter: one.parameter for one in self.pieces})
-        pieces = [
-            (one.name, one.shape, one.offset, made.get(one.parameter, "")) for one in self.pieces
-        ]
+        pieces = [(one.name, one.shape, one.offset, origin(one)) for one in self.pieces]
         torch.save(self.found | found | {"pieces": pieces, "tensors": self.tensors}, self.file)
+
+
+def origin(piece: Piece) -> str:
+    """Returns the line that makes a weight, and the model's name of it if it is another one."""
+    line = made.get(piece.parameter, "")
+    is_same = piece.name.endswith(piece.local.rpartition(".layers.")[2].partition(".")[2])
+    return line if is_same else f"{line}, {piece.local}"
 
 
 def left_over(models: Sequence[Any]) -> Iterator[str]:
