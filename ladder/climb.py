@@ -13,7 +13,6 @@ once, and in the losses late and faintly, because clipping and Adam remove most 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import subprocess
@@ -30,9 +29,9 @@ sys.path.insert(0, str(ROOT))
 from ladder.programs import LADDERS, Program, steps_of
 from megakit.errors import UserError
 from megakit.job.command_line import parse_options
-from megakit.job.option_types import flag
 from megakit.job.script import begin_script
 from mnist.files import DataOptions
+from tools.programs import QUIET, hide_gpus, split_ranks, told_by
 
 if TYPE_CHECKING:
     from ladder.gpt.text_samples import GptOptions
@@ -42,10 +41,6 @@ FOLDER = Path("runs/ladder")
 #: Largest relative differences of losses, and of norms, that rounding explains in float32.
 ROUNDING = (1e-6, 3e-6)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-#: Options that say how many ranks share a model. The other ranks are data parallel.
-SIZES = ("--tensor-parallel", "--pipeline-parallel", "--context-parallel")
-#: Variables that keep messages of the frameworks off standard output, or silence them.
-QUIET = {"NEMO_REDIRECT_LOGS_TO_STDERR": "1", "PYTHONWARNINGS": "ignore"}
 #: What a program prints, by step: the loss, and with the GPT the norm of the gradient.
 Values = dict[int, tuple[float, ...]]
 
@@ -65,36 +60,6 @@ def split_data(arguments: list[str]) -> tuple[list[str], list[str]]:
     if options.data_dir is not None:
         found += ["--data-dir", str(options.data_dir)]
     return found, others
-
-
-def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
-    """Returns the number of ranks of a step, and the step's own arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--devices", *SIZES, "--expert-parallel"):
-        parser.add_argument(name, type=int)
-    given, others = parser.parse_known_args(arguments)
-    sizes = {flag(name): size for name, size in vars(given).items() if size is not None}
-    if problems := [f"{n} {size}: has to be at least 1." for n, size in sizes.items() if size < 1]:
-        raise UserError(problems)
-    devices = sizes.pop("--devices", None)
-    ranks = math.prod(size for name, size in sizes.items() if name in SIZES)
-    # Ranks that share experts share the tokens of a sample, or are data parallel.
-    context, experts = sizes.get("--context-parallel", 1), sizes.get("--expert-parallel", 1)
-    ranks *= math.lcm(context, experts) // context
-    if devices and devices % ranks:
-        raise UserError(
-            f"--devices {devices}: has to be a multiple of {ranks}, which the other options need. "
-            f"Use --devices {ranks}, for example."
-        )
-    return devices or ranks, others + [part for item in sizes.items() for part in map(str, item)]
-
-
-def hide_gpus(ranks: int) -> None:
-    """Lets all programs compute on the CPU if there are GPUs, but not one for each rank."""
-    import torch
-
-    if 0 < torch.cuda.device_count() < ranks:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def start(log: str, path: Path, ranks: int, arguments: Sequence[str], shows: bool = False) -> str:
@@ -129,18 +94,6 @@ def start(log: str, path: Path, ranks: int, arguments: Sequence[str], shows: boo
             print(told_by(errors.read(), path.name, errors.name), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
-
-
-def told_by(text: str, program: str, log: object) -> str:
-    """Returns what a person has to know of the log of a program that failed.
-
-    Raises:
-        UserError: The program has refused its options.
-    """
-    if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
-        raise UserError(problems)
-    error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
-    return f"{error[0]}\nThe traceback is in {log}." if error else text
 
 
 def run_step(program: Program, arguments: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""Studies of runs and of layouts; projects made by `./run new` lack them."""
+"""Commands that say whether a training is right: `check`, `compare`, `trace`, `layout`."""

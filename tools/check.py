@@ -1,109 +1,286 @@
-"""Says whether a Megatron training is right under every layout, and which weight is not.
+"""Says whether a Megatron training computes the same under every layout, and which weight does not.
 
-    ./run check PROGRAM.py [its options] [--layouts TP2,SP,PP2]
+    ./run check PROGRAM.py [its options] [--layouts TP2,SP,PP2xDP2]
+
+runs the program's first step in one process and under each layout, from the same weights, and
+compares samples, loss, gradients, norm and update. Nothing of the program is changed.
+
+A layout names kinds and their sizes: TP tensor parallel, SP sequence parallel, PP pipeline
+parallel, VP interleaved stages, DP data parallel, DO the distributed optimizer, CP context
+parallel, EP expert parallel, MB samples of a micro batch. Exit status: 0 all are right; 1 one is
+wrong, or a named one fails; 2 wrong options.
 """
 
 import argparse
 import json
 import os
-import shlex
+import runpy
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from megakit.errors import UserError
+from megakit.runtime.signals import exit_status, handle_signals
 
-from .judge import Judgement, Step
-from .layouts import DEFAULT, Layout, Words, parse_layout
-from .ranks import FailedError, prepare_once, redirect, run_ranks
+from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
+from .programs import DEFAULT, Layout, Words, parse_layout
+from .ranks import FailedError, prepare_once, run_ranks
 from .recorder import run
-from .step_values import StepValues
+from .step_values import StepValues, watch_weights
 
 FOLDER = Path("runs/check")
+ONE = Layout("one process", {})
+COLUMNS = ("loss", "gradients", "norm", "update")
+#: Options of a small step, unless the user has given them.
+SMALL = (
+    (("--global-batch-size", "--batch-size"), "8"),
+    (("--micro-batch-size",), "2"),
+    (("--precision",), "32"),
+)
 
 
-def record(program: Path, layout: Layout, options: Sequence[str], folder: Path, first: Path | None, steps: int) -> list[Step]:
-    """Runs the steps under a layout; returns them."""
-    own = folder / layout.name
-    own.mkdir()
+@dataclass
+class Verdict:
+    """What is said of a layout."""
 
-    def work(rank: int) -> None:
-        def make(step: int) -> StepValues:
-            return StepValues(own / f"{rank}.{step}.pt", first and first / f"0.{step}.pt")
+    layout: str
+    ranks: int
+    verdict: str = "right"
+    step: int = 1
+    differences: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    communicates: str = ""
+    seconds: float = 0.0
 
-        run(program, options, own / f"{rank}.json", make, steps)
 
-    logs = FOLDER / layout.name
-    logs.mkdir(parents=True, exist_ok=True)
-    run_ranks(program, layout.ranks, own, logs, work)
-    files = [[own / f"{rank}.{step + 1}.pt" for rank in range(layout.ranks)] for step in range(steps)]
-    if not files[0][0].exists():
-        raise UserError(f"{program}: makes no training step by Megatron's schedule.")
-    return [Step([torch.load(file) for file in of_step]) for of_step in files if of_step[0].exists()]
+class Checker:
+    """Runs a program under layouts, and judges its steps.
+
+    Args:
+        program: The program.
+        options: Its options.
+        words: Its options for layouts.
+        steps: Number of steps.
+        folder: For what the ranks write.
+    """
+
+    def __init__(
+        self, program: Path, options: Sequence[str], words: Words, steps: int, folder: Path
+    ) -> None:
+        self.program, self.words, self.steps, self.folder = program, words, steps, folder
+        self.options = [*options]
+        for names, value in SMALL:
+            if (word := words.find(names)) and word not in options:
+                self.options += [word, value]
+        if (word := words.find(["--output-dir"])) and word not in options:
+            self.options += [word, str(folder / "runs")]
+        self.right: list[Step] = []
+
+    def record(self, layout: Layout) -> list[Step]:
+        """Runs the steps under a layout, and returns them."""
+        own, first = self.folder / layout.name, self.folder / ONE.name
+        logs = FOLDER / layout.name
+        for folder in (own, logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        options = [*self.options, *self.words.options(layout)]
+
+        def work(rank: int) -> None:
+            values = (
+                (
+                    StepValues(own / f"{rank}.{n}", first / f"0.{n}" if self.right else None),
+                    n + 1 == self.steps,
+                )
+                for n in range(self.steps)
+            )
+            run(self.program, options, own / f"{rank}.json", values)
+
+        run_ranks(self.program, layout.ranks, own, logs, work)
+        files = [[own / f"{rank}.{n}" for rank in range(layout.ranks)] for n in range(self.steps)]
+        if not all(file.exists() for files_of_step in files for file in files_of_step):
+            raise UserError(
+                f"{self.program}: makes fewer than {self.steps} training steps by Megatron's "
+                "schedule, get_forward_backward_func(), or in `with record(model)`."
+            )
+        return [Step([torch.load(file) for file in files_of_step]) for files_of_step in files]
+
+    def judge(self, layout: Layout) -> Verdict:
+        """Runs the steps under a layout, and says whether they are right."""
+        begin = time.monotonic()
+        found = Verdict(layout.name, layout.ranks)
+        steps = self.record(layout)
+        self.right = self.right or steps
+        for number, (right, step) in enumerate(zip(self.right, steps, strict=True)):
+            judged = Judgement(right, step)
+            found.differences = judged.differences
+            found.findings = [*judged.findings, *(judge_alone(step) if layout == ONE else ())]
+            found.step = number + 1
+            if found.findings:
+                found.verdict = f"wrong: {found.findings[0].value}" + f" of step {number + 1}" * (
+                    number > 0
+                )
+                found.communicates = communication(step)
+                break
+        found.seconds = time.monotonic() - begin
+        return found
+
+
+def communication(step: Step) -> str:
+    """Returns in words what rank 0 communicates in a step."""
+    events = (one for one in step.ranks[0]["events"] if "group" in one)
+    found = Counter((one["group"], one["kind"]) for one in events)
+    return ", ".join(f"{count} {kind} ({group})" for (group, kind), count in found.items())
 
 
 def help_of(program: Path, folder: Path) -> str:
     """Returns what the program's --help prints."""
-    pid = os.fork()
-    if not pid:
-        redirect(1, folder / "help.txt")
-        redirect(2, folder / "help.log")
-        import runpy
+
+    def work(_: int) -> None:
         sys.argv = [str(program), "--help"]
+        runpy.run_path(str(program), run_name="__main__")
+
+    try:
+        run_ranks(program, 1, folder, folder, work)
+    except (FailedError, UserError):
+        return ""
+    return (folder / "0.txt").read_text()
+
+
+def rows_of(found: Verdict) -> Iterator[str]:
+    """Yields the row of a layout, and below it what is wrong."""
+    cells = [f"{found.layout:14}{found.ranks:>5}"]
+    for column in COLUMNS:
+        value = found.differences.get(column)
+        cells.append(f"{'' if value is None else f'{value:.1e}' if value else '0':>11}")
+    yield f"{''.join(cells)}   {found.verdict}"
+    for one in found.findings[:1]:
+        yield f"    {one.value}, {one.text}"
+        yield from (f"        {line}" for line in one.details)
+        if one.cause:
+            yield f"    Usually: {one.cause}"
+    if others := [one.value for one in found.findings[1:]]:
+        yield f"    After it, this is wrong, too: {', '.join(others)}"
+    if found.communicates:
+        yield f"    Rank 0 communicates: {found.communicates}"
+
+
+def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int:
+    """Checks all layouts, prints what is found, and returns the exit status."""
+    named = mine.layouts.split(",") if mine.layouts else []
+    given = dict(one.partition("=")[::2] for one in mine.layout)
+    layouts = [parse_layout(name) for name in named or dict.fromkeys([*DEFAULT, *given])]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    prepare_once(mine.program, FOLDER / "start.log")
+    watch_weights()
+    words = Words(help_of(mine.program, folder), given)
+    checker = Checker(mine.program, options, words, mine.steps, folder)
+    found = [checker.judge(ONE)]
+    right = checker.right[0]
+    shown = sys.stderr if mine.json else sys.stdout
+    say = partial(print, sep="\n", file=shown, flush=True)
+    say(*heading(mine.program, right), *rows_of(found[0]))
+    skipped: defaultdict[str, list[str]] = defaultdict(list)
+    for layout in layouts:
         try:
-            runpy.run_path(str(program), run_name="__main__")
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    os.waitpid(pid, 0)
-    return (folder / "help.txt").read_text()
+            if layout.ranks > mine.max_ranks and not named:
+                raise UserError(f"more than {mine.max_ranks} ranks: --max-ranks")
+            if "EP" in layout.sizes and not right.ranks[0]["experts"] and not given:
+                raise UserError("the model has no experts")
+            found.append(checker.judge(layout))
+        except UserError as error:
+            skipped[" ".join(error.problems)].append(layout.name)
+            continue
+        except (FailedError, ValueError) as error:
+            verdict = "hangs" if "the ranks hang" in str(error) else "fails"
+            reason = [Finding("error", str(error))]
+            found.append(Verdict(layout.name, layout.ranks, verdict, findings=reason))
+        say(*rows_of(found[-1]))
+    say("", *(f"Note: {note}." for note in notes_of(right)))
+    say(*(f"Not checked: {', '.join(names)} ({reason})." for reason, names in skipped.items()))
+    if any("--help" in reason for reason in skipped):
+        say("--layout 'TP2=OPTIONS' names the program's own options for a layout.")
+    bad = [
+        one.layout
+        for one in found
+        if one.verdict != "right" and (one.verdict != "fails" or one.layout in named)
+    ]
+    bad += [name for names in skipped.values() for name in names if name in named]
+    say(f"Wrong: {', '.join(bad)}." if bad else "No layout is wrong.")
+    if mine.json:
+        layouts_found = [asdict(one) for one in found]
+        print(json.dumps({"program": str(mine.program), "layouts": layouts_found, **skipped}))
+    return int(bool(bad))
+
+
+def heading(program: Path, right: Step) -> Iterator[str]:
+    """Yields what is said of the step of one process, and the heads of the columns."""
+    norm = right.ranks[0]["norm"]
+    kinds = sorted({str(one.dtype)[6:] for one in right.ranks[0]["tensors"]["weight"]})
+    judged = Judgement(right, right)
+    yield (
+        f"{program.name}: loss {right.loss:.9g}{'' if norm is None else f', norm {norm:.9g}'}; "
+        f"{len(right.shapes)} weights, {' and '.join(kinds)}."
+    )
+    yield (
+        f"Rounding explains relative differences up to {judged.bound:.1e}, "
+        f"{SAFETY} x {judged.epsilon:.1e} x the root of {judged.terms} terms.\n"
+    )
+    yield f"{'layout':14}{'ranks':>5}{''.join(f'{column:>11}' for column in COLUMNS)}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="check", description=__doc__, allow_abbrev=False)
-    parser.add_argument("program", type=Path)
-    parser.add_argument("--layouts", default=",".join(DEFAULT))
-    parser.add_argument("--layout", action="append", default=[])
-    parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=8)
+    """Runs the command and returns its exit status."""
+    handle_signals(lambda number, _: sys.exit(exit_status(number)))  # which ends the ranks, too
+    name = os.environ.get("MEGAKIT_COMMAND", "check")
+    kind: Any = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog=name, description=__doc__, formatter_class=kind, allow_abbrev=False
+    )
+    parser.add_argument("program", type=Path, metavar="PROGRAM")
+    parser.add_argument(
+        "--layouts",
+        metavar="NAMES",
+        help="with commas; by default, all that the program has options for",
+    )
+    where = (
+        "the program's own options for a layout, if its --help does not name them; several times"
+    )
+    parser.add_argument("--layout", metavar="NAME=OPTIONS", action="append", default=[], help=where)
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of steps (default: 1); each begins with the weights of one process",
+    )
+    parser.add_argument(
+        "--max-ranks",
+        metavar="N",
+        type=int,
+        default=8,
+        help="largest number of processes (default: 8)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     mine, options = parser.parse_known_args()
-    program = mine.program
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    prepare_once(program, FOLDER / "start.log")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        words = Words(help_of(program, folder), dict(one.split("=", 1) for one in mine.layout))
-        sizes = [str(x) for n, ws in ((8, ("--global-batch-size", "--batch-size")), (2, ("--micro-batch-size",))) if (w := words.find(ws)) and w not in options for x in (w, n)]
-        if words.find(["--precision"]) and "--precision" not in options:
-            sizes += ["--precision", "32"]
-        if words.find(["--output-dir"]) and "--output-dir" not in options:
-            sizes += ["--output-dir", str(folder / "runs")]
-        one = Layout("one", {})
-        begin = time.time()
-        right = record(program, one, [*sizes, *options], folder, None, mine.steps)
-        print(f"one process: {time.time()-begin:.1f} s, loss {right[0].loss:.9f}, norm {right[0].ranks[0]['norm']}, {len(right[0].shapes)} weights")
-        j = Judgement(right[0], right[0], "one")
-        print(f"bound {j.bound:.1e}")
-        for f in j.findings: print("   ", f)
-        for layout in map(parse_layout, mine.layouts.split(",")):
-            if layout.ranks > mine.ranks:
-                continue
-            begin = time.time()
-            try:
-                steps = record(program, layout, [*sizes, *options, *words.options(layout)], folder, folder / "one", mine.steps)
-            except (UserError, FailedError) as error:
-                print(f"{layout.name:14} {type(error).__name__} {str(getattr(error, 'problems', error))[:300]}")
-                continue
-            for n, (a, b) in enumerate(zip(right, steps, strict=True)):
-                j = Judgement(a, b, layout.name)
-                print(f"{layout.name:14} {n+1} {layout.ranks} {time.time()-begin:5.1f} s", " ".join(f"{k} {v:.1e}" for k, v in j.differences.items()), "wrong" if j.findings else "right")
-                for f in j.findings: print("   ", f)
-    return 0
+    try:
+        if not mine.program.is_file():
+            raise UserError(f"{mine.program}: there is no such program.")
+        with tempfile.TemporaryDirectory() as folder:
+            return check(mine, options, Path(folder))
+    except UserError as error:
+        for problem in error.problems:
+            print(f"{name}: {problem}", file=sys.stderr)
+        return 2
+    except FailedError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -4,29 +4,18 @@ RUN is a run directory such as runs/a/pretrain, a folder that contains one run, 
 The verdict rests on the first logged steps: a bug shows there, and rounding is still small. Exit
 status: 0 the runs are equal or differ by rounding in these steps; 1 a bug; 2 the runs cannot be
 compared.
-
---where repeats the first step of both runs in float32, and names the weights whose gradients
-differ. With it, RUN may also be a checkpoint that any Megatron training saved after its first step.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from megakit.errors import UserError, reading
-from megakit.runtime.atomic_files import write_atomically
 from megakit.training.metrics_csv import Metrics, in_words, read_metrics
-from mnist.figure_style import BAD, GOOD, figure_style, to_png
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Later, training at a high learning rate amplifies rounding to percents.
 LAST_STEP = 10
@@ -46,7 +35,7 @@ CAUSES = {
     "train_loss": "weights or samples that depend on the rank, a loss that is not averaged, "
     "BatchNorm with micro batches of another size",
     "grad_norm": "gradients that are not synchronized or not averaged, replicas that differ, a "
-    "gather of sequence parallelism that needs tensor_parallel_output_grad=False; --where "
+    "gather of sequence parallelism that needs tensor_parallel_output_grad=False; ./run check "
     "names the weights",
     "val_loss": "a validation that counts padding, or does not average over data-parallel ranks",
     "later": "the optimizer, gradients or weights that depend on the rank, the order of samples",
@@ -225,79 +214,20 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     return Comparison((a, b), limits, differences)
 
 
-def draw(found: Comparison) -> "Figure":
-    """Draws the losses of both runs, and below them the relative differences by column.
-
-    Dotted lines show the limits, which grow with the step, up to `LAST_STEP`.
-    """
-    from matplotlib.figure import Figure
-
-    with figure_style():
-        figure = Figure((8, 8), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for run, color, line in zip(found.runs, (GOOD, BAD), ("-", "--"), strict=True):
-            for column, marker in (("train_loss", ""), ("val_loss", "o")):
-                rows = run.rows.items()
-                points = [(step, y) for step, row in rows if (y := row[column]) is not None]
-                label = f"{in_words(column)}, {run.folder}"
-                style: dict[str, Any] = {"color": color, "label": label, "markersize": 4}
-                above.plot([x for x, _ in points], [y for _, y in points], line + marker, **style)
-        for column, color in (("train_loss", GOOD), ("grad_norm", BAD)):
-            # A logarithmic axis has no place for equal values.
-            shown = {step: value for step, value in found.differences[column].items() if value}
-            name = in_words(column)
-            below.plot([*shown], [*shown.values()], "o-", color=color, label=name, markersize=4)
-            limit = LIMITS[found.limits][column]
-            values = (limit, limit * LAST_STEP)
-            below.plot((1, LAST_STEP), values, ":", color=color, label=f"limit of the {name}")
-        above.set(title="Two runs", ylabel="loss", xscale="log", yscale="log")
-        below.set(xlabel="step", ylabel="relative difference", yscale="log")
-        for axes in (above, below):
-            axes.legend(fontsize=9)
-    return figure
-
-
-def print_where(first: Path, second: Path) -> int:
-    """Prints which gradients of the first step differ; returns the exit status."""
-    gradients = []
-    for path in (first, second):
-        hidden = contextlib.redirect_stderr(io.StringIO())  # the frameworks' messages
-        with tempfile.TemporaryDirectory() as folder, hidden:
-            from tools import where
-
-            checkpoint = where.find_checkpoint(path, Path(folder))
-            gradients.append(where.read_gradients(checkpoint))
-    factor, found = where.compare_gradients(*gradients)
-    print(*where.in_lines(factor, found), sep="\n")
-    return int(any(not one.relative <= where.LIMIT for one in found))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="run compare", description=__doc__)
     for name in ("first", "second"):
         parser.add_argument(name, metavar="RUN", type=Path, help=f"the {name} run")
     parser.add_argument("--precision", choices=("32", "bf16-mixed"), help="if run.json is missing")
-    where = "PNG file of the curves (default: compare.png in the folder of the second run)"
-    parser.add_argument("--figure", metavar="PATH", type=Path, help=where)
-    where = "name the weights whose gradients differ in the first step, which is repeated"
-    parser.add_argument("--where", action="store_true", help=where)
     options = parser.parse_args(arguments)
     try:
-        if options.where:
-            return print_where(options.first, options.second)
         found = compare(read_run(options.first), read_run(options.second), options.precision)
         print(*found.lines(), sep="\n")
-        figure = options.figure or found.runs[1].folder / "compare.png"
-        try:
-            write_atomically(figure, to_png(draw(found)))
-        except (OSError, ValueError) as error:  # a ValueError if the path has no name, as `.`
-            raise UserError(f"{error}. Name another file by --figure.") from None
     except UserError as error:
         for problem in error.problems:
             print(f"{parser.prog}: {problem}", file=sys.stderr)
         return 2
-    print(f"The figure is {figure}.")
     return 1 if found.is_bug else 0
 
 

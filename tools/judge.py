@@ -1,46 +1,55 @@
-"""Says whether a step under a layout computes what one process computes, and what is wrong first."""
+"""Says whether a step under a layout computes what one process computes, and what is not."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .step_values import checksum
+
 #: Times the rounding of a sum of n random terms, which grows with the root of n.
 SAFETY = 4
-#: The largest relative difference of an update, where its gradient is no rounding.
+#: The largest relative difference of an update, where the gradient is more than rounding.
 UPDATE = 2e-3
-KINDS = {
-    "tensor": "tensor-parallel",
-    "context": "context-parallel",
-    "data": "data-parallel",
+KINDS = {"tensor": "tensor-parallel", "context": "context-parallel", "data": "data-parallel"}
+#: Weights whose gradients are listed.
+MOST = 8
+#: What a wrong gradient usually means, by what its copies on several ranks have in common.
+CAUSES = {
+    "partial tensor": "does the weight carry `sequence_parallel`? Or is an all-reduce missing in "
+    "the backward pass of what the weight multiplies?",
+    "partial": "is the weight among those of DistributedDataParallel?",
+    "own": "does finalize_model_grads run, and is the weight in the gradient buffers?",
+    "various": "each of these ranks uses it for a part of the work, or reads other values",
 }
 
 
 class Copy(NamedTuple):
-    """A rank's part of a weight, or of a value that belongs to it.
-
-    Attributes:
-        rank: The rank.
-        value: The part.
-        right: The same part of the value of one process.
-    """
+    """A rank's part of a value, beside the same part of the value of one process."""
 
     rank: int
+    offset: tuple[int, ...]
     value: Tensor
     right: Tensor
 
+    @property
+    def factor(self) -> float:
+        """Returns the number that the right value has to be multiplied with to come nearest."""
+        square = float(self.right.square().sum())
+        return float((self.value * self.right).sum()) / square if square else math.nan
+
 
 class Finding(NamedTuple):
-    """What is wrong: the value, what it is, what that usually means, and lines with details."""
+    """What is wrong: the value, how, what that usually means, and lines with details."""
 
     value: str
     text: str
     cause: str = ""
-    details: tuple[str, ...] = ()
+    details: Sequence[str] = ()
 
 
 class Step:
@@ -51,29 +60,36 @@ class Step:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each whole weight, in the model's order; stages come in theirs."""
-        ordered = sorted(self.ranks, key=lambda rank: rank["place"]["stage"][0])
-        return {name: shape for rank in ordered for name, shape, *_ in rank["pieces"]}
+        """Shape of each whole weight, in the order of the stages and of their models."""
+        ranks = sorted(self.ranks, key=lambda rank: rank["place"]["stage"][0])
+        return {name: shape for rank in ranks for name, shape, *_ in rank["pieces"]}
 
     @cached_property
     def lines(self) -> dict[str, str]:
-        """The line of the program that makes each weight."""
+        """The line of code that makes each weight."""
         return {name: line for rank in self.ranks for name, _, _, line in rank["pieces"]}
 
+    def parts(self, kind: str) -> Iterator[tuple[int, str, tuple[int, ...], Any]]:
+        """Yields each rank's parts of weights, or of values that belong to them."""
+        for number, rank in enumerate(self.ranks):
+            values = rank["tensors"].get(kind) or rank[kind]
+            for (name, _, offset, _), value in zip(rank["pieces"], values, strict=True):
+                yield number, name, offset, value
+
     def whole(self, kind: str) -> dict[str, Tensor]:
-        """Returns each whole tensor, NaN where no rank has a part of it."""
-        found = {name: torch.full(shape, torch.nan).double() for name, shape in self.shapes.items()}
-        for rank in self.ranks:
-            for (name, _, offset, _), part in zip(rank["pieces"], rank["tensors"][kind], strict=True):
-                _part(found[name], offset, part).copy_(part)
+        """Returns each whole tensor in float64, NaN where no rank has a part of it."""
+        nothing = torch.tensor(torch.nan, dtype=torch.float64)
+        found = {name: nothing.expand(shape).clone() for name, shape in self.shapes.items()}
+        for _, name, offset, value in self.parts(kind):
+            part_of(found[name], offset, value.shape).copy_(value)
         return found
 
     def copies(self, kind: str, right: dict[str, Tensor]) -> dict[str, list[Copy]]:
-        """Returns all ranks' parts of each weight, beside those of whole weights."""
-        found: defaultdict[str, list[Copy]] = defaultdict(list)
-        for number, rank in enumerate(self.ranks):
-            for (name, _, offset, _), part in zip(rank["pieces"], rank["tensors"][kind], strict=True):
-                found[name].append(Copy(number, part.double(), _part(right[name], offset, part)))
+        """Returns all ranks' parts of each weight's values, beside those of one process."""
+        found = defaultdict(list)
+        for rank, name, offset, value in self.parts(kind):
+            same = part_of(right[name], offset, value.shape)
+            found[name].append(Copy(rank, offset, value.double(), same))
         return found
 
     @cached_property
@@ -88,9 +104,20 @@ class Step:
         """Returns the number of ranks of a kind of parallelism."""
         return int(self.ranks[0]["place"][kind][1])
 
+    @cached_property
+    def samples(self) -> dict[int, dict[int, frozenset[int]]]:
+        """The samples that each rank reads, by replica and rank."""
+        found: defaultdict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+        for number, rank in enumerate(self.ranks):
+            if rank["rows"]:
+                rows = frozenset(row for batch in rank["rows"] for row in batch)
+                found[rank["place"]["data"][0]][number] = rows
+        return found
 
-def _part(whole: Tensor, offset: Sequence[int], part: Tensor) -> Tensor:
-    ends = zip(offset, part.shape, strict=True)
+
+def part_of(whole: Tensor, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Returns the part of a whole tensor that begins at a place."""
+    ends = zip(offset, shape, strict=True)
     return whole[tuple(slice(first, first + size) for first, size in ends)]
 
 
@@ -98,72 +125,84 @@ class Judgement:
     """Compares a step with that of one process, which begins with the same weights.
 
     Attributes:
-        bound: The relative difference that rounding explains.
+        terms: Numbers that the samples of a step consist of.
+        bound: The relative difference that rounding explains in sums of so many terms.
         differences: The largest relative difference of each value.
-        findings: What is wrong, the first that is computed first.
-        notes: What may be intended.
+        findings: What is wrong; first what is computed first.
     """
 
-    def __init__(self, right: Step, step: Step, name: str) -> None:
-        self.right, self.step, self.name = right, step, name
-        terms = sum(right.ranks[0]["terms"])
-        dtype = right.ranks[0]["tensors"]["weight"][0].dtype
-        self.terms, self.epsilon = max(terms, 1), torch.finfo(dtype).eps
+    def __init__(self, right: Step, step: Step) -> None:
+        self.right, self.step = right, step
+        one = right.ranks[0]
+        self.terms = max(1, one["terms"])
+        self.epsilon = max(torch.finfo(part.dtype).eps for part in one["tensors"]["weight"])
         self.bound = SAFETY * self.epsilon * math.sqrt(self.terms)
         self.differences: dict[str, float] = {}
         self.findings: list[Finding] = []
-        self.notes: list[str] = []
-        for check in (self.samples, self.first, self.loss, self.gradients, self.norm, self.update):
-            self.findings += check()
+        parts = [self.samples, self.begin, self.loss]
+        if step.shapes == right.shapes:
+            parts += [self.gradients, self.norm, self.update]
+        for part in parts:
+            self.findings += part()
 
     def samples(self) -> Iterator[Finding]:
         """Replicas share the samples of the step; the ranks of one replica read the same."""
-        replicas: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)
-        for number, rank in enumerate(self.step.ranks):
-            if rank["rows"]:
-                rows = {row for batch in rank["rows"] for row in batch}
-                replicas[rank["place"]["data"][0]][number] = rows
-        expected = {row for batch in self.right.ranks[0]["rows"] for row in batch}
         owners: dict[int, int] = {}
-        for ranks in replicas.values():
-            if len({frozenset(rows) for rows in ranks.values()}) > 1:
-                if self.step.size("context") > 1:
-                    return  # each has tokens of its own
-                yield Finding("samples", f"ranks {_listed(ranks)} of one replica read different samples",
-                    "the sampler has to count data-parallel ranks, not all ranks")
+        for ranks in self.step.samples.values():
+            if len({*ranks.values()}) > 1:
+                if self.step.size("context") == 1:  # else, each may have tokens of its own
+                    text = f"ranks {_listed(ranks)} of one replica read different ones"
+                    cause = "the sampler has to count data-parallel ranks, and not all ranks"
+                    yield Finding("samples", text, cause)
                 return
-            number, rows = next(iter(ranks.items()))
-            for row in rows:
-                if (other := owners.setdefault(row, number)) != number:
-                    yield Finding("samples", f"ranks {other} and {number} are of different replicas, and read "
-                        f"the same samples", "the sampler has to divide the samples between data-parallel ranks")
-                    return
-        if expected and owners.keys() != expected:
-            missing, more = len(expected - owners.keys()), len(owners.keys() - expected)
-            yield Finding("samples", f"of the {len(expected)} samples of one process, {missing} are not "
-                f"read, and {more} others are", "the order or the number of samples depends on the layout")
+            number = min(ranks)
+            both = {owners.setdefault(row, number) for row in ranks[number]} - {number}
+            if both:
+                text = f"ranks {min(both)} and {number}, of different replicas, read the same ones"
+                cause = "the sampler has to divide them between data-parallel ranks"
+                yield Finding("samples", text, cause)
+                return
+        expected = {row for rows in self.right.samples.get(0, {}).values() for row in rows}
+        if owners.keys() != expected:
+            text = f"{len(expected - owners.keys())} of the {len(expected)} samples of one process "
+            text += f"are not read, but {len(owners.keys() - expected)} others"
+            yield Finding("samples", text, "their order or number depends on the layout")
 
-    def first(self) -> Iterator[Finding]:
-        """The weights are those of one process; ranks with the same weight begin with the same."""
-        if self.step.shapes != self.right.shapes:
-            a, b = self.right.shapes, self.step.shapes
-            other = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-            sizes = [f"{name}: {[*a.get(name, ())] or 'absent'} in one process, {[*b.get(name, ())] or 'absent'} here" for name in other[:4]]
-            yield Finding("weights", f"{len(other)} weights have another name or shape than in one process",
-                "sharded_state_dict has to describe the same weights; a vocabulary is padded to a multiple of the ranks", tuple(sizes))
-            return
+    def begin(self) -> Iterator[Finding]:
+        """The weights are those of one process, also where several ranks have one of them."""
+        a, b = self.right.shapes, self.step.shapes
+        if other := [name for name in {**a, **b} if a.get(name) != b.get(name)]:
+            lines = [
+                f"{name}: {_shape(a, name)} in one process, {_shape(b, name)} here"
+                for name in other
+            ]
+            text = f"{len(other)} have another name or shape than in one process"
+            cause = "`sharded_state_dict` has to describe the same whole weights under every layout"
+            cause += "; a vocabulary is padded to a multiple of the tensor-parallel ranks"
+            yield Finding("weights", text, cause, lines[:MOST])
         begun: dict[Any, tuple[int, int]] = {}
-        for number, rank in enumerate(self.step.ranks):
-            for (name, _, offset, _), value in zip(rank["pieces"], rank["first"], strict=True):
-                other, before = begun.setdefault((name, offset), (number, value))
-                if before != value:
-                    yield Finding("weights", f"{name} is not the same at first on ranks {other} and {number}, which both have it",
-                        "draw it from a seed that does not depend on the rank, or broadcast it",
-                        (f"made at {self.step.lines[name]}",))
-                    return
-        left = sorted({text for rank in [*self.step.ranks] for text in rank["left"]})
-        if left:
-            yield Finding("gradients", "a step begins with gradients of the step before", "", tuple(left[:3]))
+        for rank, name, offset, value in self.step.parts("first"):
+            other_rank, before = begun.setdefault((name, offset), (rank, value))
+            if before != value:
+                text = f"ranks {other_rank} and {rank} have {name}, and begin with different values"
+                cause = "draw it from a seed that does not depend on the rank, or broadcast it"
+                yield Finding("weights", text, cause, [self.step.lines[name]])
+                break
+        if left := sorted({text for rank in self.step.ranks for text in rank["left"]}):
+            yield Finding("gradients", "a step begins with those of the step before", "", left[:3])
+
+    def other_first_weights(self) -> bool:
+        """Returns whether the layout has drawn other first weights than one process."""
+        wholes = self.right.ranks[0]
+        right = {
+            p[0]: w for p, w in zip(wholes["pieces"], wholes["tensors"]["weight"], strict=True)
+        }
+        sizes = {(n, name, o): v.shape for n, name, o, v in self.step.parts("weight")}
+        return any(
+            checksum([part_of(right[name], offset, sizes[rank, name, offset])]) != value
+            for rank, name, offset, value in self.step.parts("first")
+            if self.step.shapes == self.right.shapes
+        )
 
     def loss(self) -> Iterator[Finding]:
         """The loss is that of one process, and the same on all tensor-parallel ranks."""
@@ -171,185 +210,224 @@ class Judgement:
         self.differences["loss"] = _relative(a, b)
         if not self.differences["loss"] <= self.bound:
             factor = b / a if a else math.nan
-            yield Finding("loss", f"{b:.9g}, and {a:.9g} in one process{_times(factor)}", self.sizes(factor)
-                or "the forward pass or the loss function depends on the layout")
+            text = f"{b:.9g}, and {a:.9g} in one process, a difference of {b - a:.3g}"
+            cause = self.meaning(factor) or "the forward pass or the loss depends on the layout"
+            yield Finding("loss", text, cause)
             return
-        found: defaultdict[Any, list[float]] = defaultdict(list)
+        found = defaultdict(list)
         for rank in self.step.ranks:
             if rank["losses"]:
-                place = rank["place"]
-                found[(place["data"][0], place["context"][0])].append(sum(x for x, _ in rank["losses"]))
+                place = rank["place"]["data"][0], rank["place"]["context"][0]
+                found[place].append(sum(loss for loss, _ in rank["losses"]))
         for losses in found.values():
             if not max(_relative(losses[0], one) for one in losses) <= self.bound:
-                yield Finding("loss", f"tensor-parallel ranks have different losses: {', '.join(f'{x:.9g}' for x in losses)}",
-                    "the loss function uses a part of the vocabulary or of the tokens as if it were the whole")
+                text = f"{' and '.join(f'{one:.9g}' for one in losses)} on tensor-parallel ranks"
+                cause = "the loss takes a part of the vocabulary or of the tokens for the whole"
+                yield Finding("loss", text, cause)
+                return
 
-    def sizes(self, factor: float) -> str:
-        """Returns which numbers of the layout a factor is."""
-        found = []
-        for kind, words in KINDS.items():
-            size = self.step.size(kind)
-            for value, text in ((size, "is the number"), (1 / size, "is one by the number")):
-                if size > 1 and _relative(factor, value) < 1e-3:
-                    found.append(f"{factor:.4g} {text} of {words} ranks")
-        return "; or ".join(found)
+    def meaning(self, factor: float) -> str:
+        """Returns of which kind of ranks a factor is the number."""
+        found = [
+            f"{factor:.4g} is {text} the number of {words} ranks"
+            for kind, words in KINDS.items()
+            if (size := self.step.size(kind)) > 1
+            for value, text in ((size, ""), (1 / size, "1 divided by"))
+            if _relative(factor, value) < 1e-3
+        ]
+        return " and ".join(found).replace("is  the", "is the")
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        """What a gradient's differences are relative to: its norm, or that of a usual gradient."""
+        """What differences of a gradient are relative to: its norm, or that of a usual one."""
         gradients = self.right.whole("gradient")
         count = sum(one.numel() for one in gradients.values())
-        usual = math.sqrt(sum(float(one.square().sum()) for one in gradients.values()) / max(count, 1))
-        return {name: max(float(one.norm()), usual * math.sqrt(one.numel()), 1e-300) for name, one in gradients.items()}
+        usual = math.sqrt(sum(float(one.square().sum()) for one in gradients.values()) / count)
+        return {
+            name: max(float(one.norm()), usual * math.sqrt(one.numel()), 1e-300)
+            for name, one in gradients.items()
+        }
 
     def gradients(self) -> Iterator[Finding]:
         """Each rank's gradients are its parts of those of one process."""
-        if self.step.shapes != self.right.shapes:
-            return
         right = self.right.whole("gradient")
         found = self.step.copies("gradient", right)
-        errors = {}
-        for name in right:
-            part = [_error(one, self.scales[name]) for one in found[name]]
-            errors[name] = max(part, default=math.inf)
-        self.differences["gradients"] = max(errors.values(), default=0.0)
-        wrong = [name for name in reversed([*right]) if not errors[name] <= self.bound]
+        errors = {
+            name: max(_number((one.value - one.right).norm()) / self.scales[name] for one in copies)
+            for name, copies in found.items()
+        }
+        self.differences["gradients"] = max(errors.values())
+        names = [*right]
+        wrong = [name for name in reversed(names) if not errors[name] <= self.bound]
         if not wrong:
             return
         patterns = {name: self.pattern(found[name]) for name in wrong}
-        common = {patterns[name] for name in wrong}
-        shown = "all weights" if len(wrong) == len(right) else f"{len(wrong)} of {len(right)} weights"
-        text, cause = self.told(wrong, [*right], patterns)
-        lines = []
-        for name in wrong[:8]:
-            own = patterns[name][0] if len(common) > 1 else ""
-            lines.append(f"{name}: {errors[name]:.1e}{', ' + own if own else ''}  {self.step.lines.get(name, '')}")
-        if len(wrong) > 8:
-            lines.append(f"and {len(wrong) - 8} before them")
-        yield Finding("gradients", f"of {shown}: {text}", cause, tuple(lines))
+        most = Counter(patterns.values()).most_common(1)[0]
+        text, cause = most[0]
+        if len({*patterns.values()}) > 1 or not cause:
+            text = text if len({*patterns.values()}) == 1 else "in different ways"
+            last = names.index(wrong[0])
+            if last + 1 == len(wrong) < len(names):
+                text += "; all from here back to the first weight, and none after it"
+                cause = f"the backward pass between {names[last]} and {names[last + 1]}: often an "
+                cause += "all-reduce that is missing or too much"
+            elif most[1] < len(wrong) or not cause:
+                cause = cause and f"of {most[1]}: {most[0][0]}; {cause}"
+        of = "all" if len(wrong) == len(names) else f"{len(wrong)} of {len(names)}"
+        lines = [
+            self.line(name, errors[name], patterns[name][0] * (len({*patterns.values()}) > 1))
+            for name in wrong[:MOST]
+        ]
+        rest = [f"... and {len(wrong) - MOST} before them"] * (len(wrong) > MOST)
+        yield Finding("gradients", f"{of}: {text}", cause, [*lines, *rest])
+
+    def line(self, name: str, error: float, text: str = "") -> str:
+        """Returns a weight with its difference and the line that makes it."""
+        return "  ".join(filter(None, (name, f"{error:.1e}", text, self.step.lines.get(name))))
 
     def pattern(self, copies: Sequence[Copy]) -> tuple[str, str]:
         """Returns in words how a weight's gradients are wrong, and what that usually means."""
         for kind, words in KINDS.items():
-            if self.step.size(kind) == 1:
-                continue
-            some = self.differing(copies, kind)
+            some = self.neighbours(copies, kind)
             if len(some) < 2 or all(_close(one.value, some[0].value) for one in some):
                 continue
-            total = sum(one.value for one in some[1:]) + some[0].value
+            total = torch.stack([one.value for one in some]).sum(dim=0)
             if _close(total, some[0].right):
-                return (f"partial on each {words} rank, and nobody sums it",
-                    "does the weight carry `sequence_parallel`?" if kind == "tensor" else "is it among the weights of DistributedDataParallel?")
+                return (
+                    f"partial on each {words} rank, and nobody sums it",
+                    CAUSES["partial tensor" if kind == "tensor" else "partial"],
+                )
             if _close(total / len(some), some[0].right):
-                return (f"each {words} rank has its own, and nobody averages it",
-                    "does finalize_model_grads run, and is the weight in the gradient buffers?")
-            return f"different on {words} ranks that share it", "each of them uses it for a part of the work, or reads other values"
-        factors = {f"{_factor(one):.4g}" for one in copies}
-        if len(factors) == 1 and all(_close(one.value, _factor(one) * one.right) for one in copies):
-            factor = _factor(copies[0])
-            return f"{factor:.4g} times that of one process", self.sizes(factor)
-        if all(_close(one.value, _factor(one) * one.right) for one in copies):
-            return f"{' and '.join(sorted(factors))} times those of one process, by rank", ""
-        right = [one.rank for one in copies if _close(one.value, one.right)]
-        if right:
-            return f"right on ranks {_listed(right)} only", ""
-        return "different, by no simple factor", ""
+                return f"each {words} rank has its own, and nobody averages it", CAUSES["own"]
+            return f"different on {words} ranks that all have it", CAUSES["various"]
+        factors = sorted({f"{one.factor:.4g}" for one in copies})
+        if all(_close(one.value, one.factor * one.right) for one in copies):
+            text = f"{' and '.join(factors)} times the right one"
+            return text, self.meaning(copies[0].factor) if len(factors) == 1 else ""
+        if right := [one.rank for one in copies if _close(one.value, one.right)]:
+            return f"right on rank {_listed(right)} only", ""
+        return "different, and by no simple factor", ""
 
-    def differing(self, copies: Sequence[Copy], kind: str) -> list[Copy]:
-        """Returns copies of one part on ranks that differ in one coordinate only."""
-        first, place = copies[0], self.step.ranks[copies[0].rank]["place"]
-        others = {word: value for word, value in place.items() if word not in (kind, "expert")}
-        return [
-            one
-            for one in copies
-            if one.right.data_ptr() == first.right.data_ptr() and one.right.shape == first.right.shape
-            and {k: v for k, v in self.step.ranks[one.rank]["place"].items() if k not in (kind, "expert")} == others
-        ]
+    def neighbours(self, copies: Sequence[Copy], kind: str) -> list[Copy]:
+        """Returns copies of one part, on ranks that differ in one coordinate only."""
 
-    def told(self, wrong: list[str], names: list[str], patterns: dict[str, tuple[str, str]]) -> tuple[str, str]:
-        """Returns in words what the wrong gradients have in common, and what it usually means."""
-        common = {*patterns.values()}
-        if len(common) == 1:
-            text, cause = common.pop()
-            if text.startswith("different, by"):
-                common.add((text, cause))
-            else:
-                return text, cause
-        last = names.index(wrong[0])
-        if len(wrong) == last + 1 < len(names):
-            return ("wrong from here back to the first, and right after it",
-                f"the backward pass between {names[last]} and {names[last + 1]}: often an all-reduce that is missing or too much")
-        if len(wrong) == len(names):
-            return "in different ways", "other samples or another loss; a gradient that is not averaged; the backward pass of the last layer"
-        return "these", ""
+        def key(one: Copy) -> Any:
+            place = self.step.ranks[one.rank]["place"]
+            return [place[word] for word in ("stage", *KINDS) if word != kind], one.offset
+
+        return [one for one in copies if key(one) == key(copies[0])]
 
     def norm(self) -> Iterator[Finding]:
-        """All ranks have the same norm and clip by the same factor, those of one process."""
+        """All ranks have the norm of one process, and clip by the same factor."""
         norms = [rank["norm"] for rank in self.step.ranks if rank["norm"] is not None]
         expected = self.right.ranks[0]["norm"]
         if norms and expected is not None:
             self.differences["norm"] = max(_relative(expected, one) for one in norms)
             if not self.differences["norm"] <= self.bound:
-                various = len({f"{one:.5g}" for one in norms}) > 1
-                yield Finding("norm", f"{', '.join(sorted({f'{one:.6g}' for one in norms}))}, and {expected:.6g} in one process",
-                    "each rank clips by a norm of its own" if various else "a weight that several ranks have counts several times, or the part of some ranks does not count")
+                shown = sorted({f"{one:.6g}" for one in norms})
+                text = f"{' and '.join(shown)}, but {expected:.6g} in one process"
+                cause = "each rank takes the norm of its own part"
+                if len(shown) == 1:
+                    cause = "a weight that several ranks have counts several times, or the part of "
+                    cause += "some ranks does not count (`tensor_model_parallel`, `shared`)"
+                yield Finding("norm", text, cause)
         factors = [rank["clipped"] for rank in (*self.right.ranks, *self.step.ranks)]
         if not max(_relative(factors[0], one) for one in factors) <= 10 * self.bound:
-            yield Finding("clipping", f"gradients are multiplied by {', '.join(sorted({f'{one:.5g}' for one in factors[1:]}))}, and by {factors[0]:.5g} in one process", "all ranks have to clip by the norm of the whole gradient")
+            others = " and ".join(sorted({f"{one:.5g}" for one in factors[1:]}))
+            text = f"gradients are multiplied by {others}, but by {factors[0]:.5g} in one process"
+            yield Finding("clipping", text, "all ranks have to clip by the norm of all gradients")
 
     def update(self) -> Iterator[Finding]:
         """Each weight changes as in one process, where its gradient is more than rounding."""
-        if self.step.shapes != self.right.shapes:
-            return
-        before, after, gradients = (self.right.whole(kind) for kind in ("weight", "updated", "gradient"))
-        found = self.step.copies("updated", after)
-        wrong = {}
-        for name, copies in found.items():
-            rounding = self.bound * self.scales[name] / math.sqrt(max(before[name].numel(), 1))
-            counts = gradients[name].abs() > 1e3 * rounding
-            change = after[name] - before[name]
-            scale = UPDATE * change.abs() + 4 * self.epsilon * before[name].abs()
-            for one, change_part, scale_part, counted in zip(copies, *(
-                [_same_place(one, after[name], tensor) for one in copies] for tensor in (change, scale, counts)), strict=True):
-                error = ((one.value - one.right).abs() * counted)
-                norm = float((change_part * counted).norm())
-                allowed = float((scale_part * counted).norm())
-                value = float(error.norm())
-                if not value <= allowed:
-                    wrong.setdefault(name, (value / max(norm, 1e-300), one.rank))
-                self.differences["update"] = max(self.differences.get("update", 0.0), value / norm if norm else 0.0)
-        if wrong:
-            lines = [f"{name}: {value:.1e} on rank {rank}  {self.step.lines.get(name, '')}" for name, (value, rank) in wrong.items()]
-            yield Finding("update", f"of {len(wrong)} of {len(found)} weights", "the optimizer: its learning rate or weight decay for these weights, or gradients that it does not get", tuple(lines[:8]))
+        before, after, gradients = (
+            self.right.whole(kind) for kind in ("weight", "updated", "gradient")
+        )
+        errors, self.differences["update"] = {}, 0.0
+        for name, copies in self.step.copies("updated", after).items():
+            rounding = self.bound * self.scales[name] / math.sqrt(before[name].numel())
+            for one in copies:
+                old, gradient = (
+                    part_of(some[name], one.offset, one.right.shape) for some in (before, gradients)
+                )
+                counts = gradient.abs() > 1e3 * rounding
+                change, error = (
+                    (some[counts]).norm() for some in (one.right - old, one.value - one.right)
+                )
+                if not error <= UPDATE * change + 4 * self.epsilon * old[counts].norm():
+                    errors[name] = _number(error / change)
+                elif change:
+                    value = self.differences["update"], float(error / change)
+                    self.differences["update"] = max(value)
+        if errors:
+            self.differences["update"] = max(errors.values())
+            lines = [self.line(name, error) for name, error in errors.items()]
+            cause = "the optimizer: learning rate or weight decay of these weights, or gradients "
+            cause += "that it does not get"
+            yield Finding(
+                "update", f"of {len(errors)} of {len(before)} weights", cause, lines[:MOST]
+            )
 
 
-def _same_place(one: Copy, whole: Tensor, other: Tensor) -> Tensor:
-    """The part of another whole tensor at the place that a copy's right part has in its whole."""
-    return other.as_strided(one.right.shape, one.right.stride(), one.right.storage_offset())
+def judge_alone(step: Step) -> Iterator[Finding]:
+    """Yields what is wrong in a step of one process without any other."""
+    one = step.ranks[0]
+    if one["leak"]:
+        text = f"outputs of {one['leak']} change with a later token"
+        yield Finding("causality", text, "the mask lets a token see those after it")
+    same = [
+        name
+        for (name, *_), gradient, old, new in zip(
+            one["pieces"],
+            *(one["tensors"][kind] for kind in ("gradient", "weight", "updated")),
+            strict=True,
+        )
+        if gradient.any() and torch.equal(old, new)
+    ]
+    if len(same) == len(step.shapes) and not one["stepped"]:
+        cause = "Megatron's DistributedDataParallel leaves `grad` empty: use get_megatron_optimizer"
+        yield Finding("update", "no weight changes", cause)
+    elif 0 < len(same) < len(step.shapes):
+        cause = "the optimizer does not have them, or has them with a learning rate of 0"
+        yield Finding(
+            "update",
+            f"{len(same)} weights do not change",
+            cause,
+            [f"{name}  {step.lines[name]}" for name in same[:MOST]],
+        )
 
 
-def _error(one: Copy, scale: float) -> float:
-    value = float((one.value - one.right).norm()) / scale
-    return math.inf if math.isnan(value) else value
+def notes_of(step: Step) -> Iterator[str]:
+    """Yields what may be intended in a step of one process."""
+    one = step.ranks[0]
+    counts = {*one["counts"]} - {0}
+    if len(counts) > 1 and not any(count for _, count in one["losses"]):
+        yield (
+            f"each micro batch is divided by its own number of tokens, {min(counts)} to "
+            f"{max(counts)}, so the loss depends on how samples are divided into micro batches; "
+            "calculate_per_token_loss=True divides by the tokens of the step"
+        )
+    if empty := [name for _, name, _, value in step.parts("gradient") if not value.any()]:
+        yield f"these have no gradient: {', '.join(empty[:MOST])}"
+    pairs = zip(one["tensors"]["weight"], one["tensors"]["updated"], strict=True)
+    if one["stepped"] and all(torch.equal(old, new) for old, new in pairs):
+        yield "no weight changes in this step (is its learning rate 0?), so no update was compared"
 
 
-def _close(a: Any, b: Any) -> bool:
-    return bool((a - b).norm() <= 1e-3 * torch.as_tensor(b).norm())
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).norm() <= 1e-3 * b.norm())
 
 
-def _factor(one: Copy) -> float:
-    square = float((one.right * one.right).sum())
-    return float((one.value * one.right).sum()) / square if square else math.nan
+def _number(value: Any) -> float:
+    return math.inf if math.isnan(value) else float(value)
 
 
 def _relative(a: float, b: float) -> float:
-    value = abs(a - b) / max(abs(a), abs(b), 1e-300)
-    return math.inf if math.isnan(value) else value
+    return 0.0 if a == b else _number(abs(a - b) / max(abs(a), abs(b), 1e-300))
 
 
-def _times(factor: float) -> str:
-    return f", {factor:.4g} times it" if abs(factor - 1) > 1e-3 else ""
+def _shape(shapes: dict[str, tuple[int, ...]], name: str) -> str:
+    return " x ".join(map(str, shapes[name])) if name in shapes else "absent"
 
 
-def _listed(numbers: Any) -> str:
+def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))

@@ -32,7 +32,8 @@ from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run_directory import Stage
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.deferred_imports import resume_collector, suspend_collector
-from tools.shares_table import description
+
+from .shares_table import description
 
 
 class _Built(BaseException):
@@ -116,7 +117,7 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
     # Hides the frameworks' messages.
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         use_accelerator("cpu")
-        from tools.shares import compute_shares
+        from .shares import compute_shares
 
         resume_collector()
 

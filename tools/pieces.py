@@ -23,6 +23,7 @@ class Piece:
 
     Attributes:
         name: Of the whole weight, the same under every layout.
+        local: The name of the parameter in this rank's part of the model.
         shape: Of the whole weight.
         offset: Of this part in the whole, by axis.
         sizes: Of this part, by axis.
@@ -31,6 +32,7 @@ class Piece:
     """
 
     name: str
+    local: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -74,7 +76,8 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
     except TypeError:  # a method of somebody's own, without this argument
         state = module.sharded_state_dict()
     apply_factories(state)
-    places = [(one.data_ptr(), one.nbytes, one) for one in module.parameters()]
+    names = {one: name for name, one in module.named_parameters()}
+    places = [(one.data_ptr(), one.nbytes, one) for one in names]
     for part in nested_values(state):
         if not isinstance(part, ShardedTensor) or not part.data.numel():
             continue
@@ -82,12 +85,18 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
         owner = next((one for first, size, one in places if first <= at < first + size), None)
         if owner is None:
             continue  # no weight: a running mean, for example
-        name, shape, offset, new = part.key, part.global_shape, part.global_offset, part.prepend_axis_num
+        name, shape, offset, new = (
+            part.key,
+            part.global_shape,
+            part.global_offset,
+            part.prepend_axis_num,
+        )
         if new == 1 and STACKED.search(name):  # one tensor has a weight of all layers
             name, new = STACKED.sub(f"layers.{offset[0]}.", name), 0
             shape, offset = shape[1:], offset[1:]
         yield Piece(
             name,
+            names[owner],
             tuple(shape),
             tuple(offset),
             (1,) * new + tuple(part.data.shape),
@@ -107,7 +116,7 @@ def _of_torch(module: nn.Module) -> Iterator[Piece]:
                 shape, parameter.device_mesh, parameter.placements
             )
         if 0 not in sizes:
-            yield Piece(name, shape, tuple(offset), tuple(sizes), parameter)
+            yield Piece(name, name, shape, tuple(offset), tuple(sizes), parameter)
 
 
 @torch.no_grad()
@@ -127,7 +136,7 @@ def copy_into(pieces: Sequence[Piece], wholes: dict[str, Tensor]) -> None:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:
-    """Returns the gradient that the optimizer will use: that of Megatron's buffer, if there is one."""
+    """Returns the gradient that the optimizer uses: of Megatron's buffer, if there is one."""
     buffer = getattr(parameter, "main_grad", None)
     gradient = parameter.grad if buffer is None else buffer
     return gradient.detach() if gradient is not None and parameter.requires_grad else None

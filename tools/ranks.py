@@ -14,13 +14,12 @@ import torch
 
 from megakit.errors import UserError
 
+from .programs import QUIET, told_by
 from .recorder import prepare
 from .trace_table import words_of
 
 #: Seconds without a communication of any rank, after which they count as hanging.
 PATIENCE = 60
-#: Variables that keep messages of the frameworks off standard output, or silence them.
-QUIET = {"NEMO_REDIRECT_LOGS_TO_STDERR": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class FailedError(Exception):
@@ -100,18 +99,6 @@ def run_ranks(
         if re.search(r"Error\b.*world.?size", said, re.IGNORECASE):
             raise UserError(f"{said} --devices N starts N processes, not {ranks}.".splitlines())
         raise FailedError(f"rank {failed}: {said}")
-
-
-def told_by(text: str, program: str, log: object) -> str:
-    """Returns what a person has to know of the log of a program that failed.
-
-    Raises:
-        UserError: The program has refused its options.
-    """
-    if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
-        raise UserError(problems)
-    error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
-    return f"{error[0]}\nThe traceback is in {log}." if error else text
 
 
 def waits(program: Path, ranks: int, folder: Path, logs: Path) -> Iterator[str]:

@@ -28,7 +28,8 @@ from torch.utils._pytree import tree_leaves
 from megakit.runtime import use_megatron
 from megakit.runtime.patching import require_attribute
 
-from .step_values import StepValues, checksum, rows_of, watch_weights
+from . import record
+from .step_values import StepValues, checksum
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
@@ -42,6 +43,8 @@ KINDS = {
     "monitored": "barrier",
 }
 DONE = "optimizer is done"
+#: For each step that is recorded, what collects its values, and whether it is the last one.
+Recordings = Iterable[tuple[StepValues | None, bool]]
 
 
 class Recorder(_TorchDispatchMode):
@@ -53,24 +56,25 @@ class Recorder(_TorchDispatchMode):
         samples: Indices of the samples that the program reads, as far as they are known.
         batches: A checksum of each micro batch.
         losses: Of each micro batch the loss to differentiate, and the tokens that divide it or 0.
+        counts: Of each micro batch the tokens, or 0 if the loss function returns no number.
 
     Args:
         result: File to write.
+        recordings: For the values of each step, whose number this is; by default, one without.
     """
 
-    def __init__(self, result: Path, make: Callable[[int], StepValues] | None = None, steps: int = 1) -> None:
+    def __init__(self, result: Path, recordings: Recordings = ((None, True),)) -> None:
         super().__init__()
-        self.result, self.make, self.steps = result, make, steps
+        self.result, self.recordings = result, iter(recordings)
+        self.is_last = False
         self.values: StepValues | None = None
-        self.step_number = 0
-        self.is_own = False
+        self.is_own = False  # a communication that is not the program's
         self.found: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.samples: list[int] = []
         self.batches: list[str] = []
-        self.rows: list[list[int]] = []
-        self.terms: list[int] = []
         self.losses: list[tuple[Tensor, Tensor]] = []
+        self.counts: list[Tensor] = []
         self.phase = ""
         self.passes = Counter[int]()  # forward passes of each chunk of the model
         #: What stages exchange: its role, and the number of the call; by the tensors' `id`.
@@ -102,28 +106,30 @@ class Recorder(_TorchDispatchMode):
                 wrap(kind, ["step"], self.step)
 
     def run(self, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Records the first call for training, and ends the process at the next call."""
+        """Records the first calls for training, and ends the process at the call after them."""
         call = arguments_of(schedule, args, kwargs)
-        if call["forward_only"] and self.step_number < self.steps:
-            return schedule(*args, **kwargs)
-        from megatron.core.utils import get_model_config
-
         models = call["model"] if isinstance(call["model"], list) else [call["model"]]
+        if call["forward_only"] and not self.is_last:
+            return schedule(*args, **kwargs)
+        if self.values is not None:
+            self.values.look_back(call if self.is_last else {})
         self.write()
-        if self.step_number == self.steps:
+        if self.is_last:
             distributed.barrier()  # others may still receive what this rank has sent
             sys.stdout.flush()
             os._exit(0)
-        self.step_number += 1
-        if self.make is not None:
-            self.values = self.make(self.step_number)
+        self.values, self.is_last = next(self.recordings)
+        if self.values is not None:
             self.values.begin(models)
+        from megatron.core.utils import get_model_config
+
         self.found = {"place": coordinates(), "weights": shapes_of(models)}
         batches = call["data_iterator"]
         call["data_iterator"] = (
             [self.read(one) for one in batches] if isinstance(batches, list) else self.read(batches)
         )
         config = get_model_config(models[0])
+        self.found["experts"] = getattr(config, "num_moe_experts", None)
         finalize = config.finalize_model_grads_func
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
@@ -135,8 +141,8 @@ class Recorder(_TorchDispatchMode):
         if finalize is not None:
             config.finalize_model_grads_func = finalize_model_grads
         # A validation may have come before.
-        self.events, self.losses, self.passes = [], [], Counter()
-        self.batches, self.rows, self.terms = [], [], []
+        self.events, self.losses, self.counts, self.passes = [], [], [], Counter()
+        self.batches, self.samples = [], []
         self.__enter__()
         try:
             return schedule(**call)
@@ -159,6 +165,7 @@ class Recorder(_TorchDispatchMode):
             per_token = call["config"].calculate_per_token_loss
             loss = tree_leaves(output)[0].detach().clone()
             self.losses.append((loss, tokens if per_token else torch.tensor(0)))
+            self.counts.append(tokens)
         return output, tokens
 
     def backward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -211,8 +218,8 @@ class Recorder(_TorchDispatchMode):
             if isinstance(parts, Mapping) and isinstance(parts.get("idx"), Tensor):
                 self.samples += parts["idx"].tolist()  # as the samples of MNISTDataModule
             self.batches.append(f"{checksum(batch):08x}")
-            self.rows.append(rows_of(batch))
-            self.terms.append(max((leaf.numel() for leaf in tree_leaves(batch)[:1] if isinstance(leaf, Tensor)), default=0))
+            if self.values is not None:
+                self.values.read(batch)
             yield batch
 
     def __torch_dispatch__(
@@ -272,7 +279,8 @@ class Recorder(_TorchDispatchMode):
         }
         self.result.write_text(json.dumps(self.found))
         if self.values is not None:
-            self.values.end(**self.found, losses=losses, rows=self.rows, terms=self.terms)
+            counts = [int(count) for count in self.counts]
+            self.values.end(**self.found, losses=losses, counts=counts)
         self.found = {}
 
 
@@ -322,9 +330,12 @@ def shapes_of(models: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
 
 
 def watch_samples(samples: list[int]) -> None:
-    """Adds to a list which samples the ladder's programs read."""
-    from ladder.gpt.text_samples import TextSamples
-    from mnist.samples import TrainingSamples
+    """Adds to a list which samples the ladder's programs read, where these are."""
+    try:
+        from ladder.gpt.text_samples import TextSamples
+        from mnist.samples import TrainingSamples
+    except ImportError:
+        return
 
     for kind in (TextSamples, TrainingSamples):
 
@@ -343,16 +354,15 @@ def prepare(program: Path) -> None:
 
 
 def run(
-    program: Path, arguments: Sequence[str], result: Path,
-    make: Callable[[int], StepValues] | None = None, steps: int = 1,
+    program: Path, arguments: Sequence[str], result: Path, recordings: Recordings = ((None, True),)
 ) -> None:
     """Runs the program until it begins the step after the recorded ones, or ends."""
     prepare(program)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    recorder = Recorder(result, make, steps)
+    pairs = [*recordings]
+    record.recordings += [(values, last) for values, last in pairs if values is not None]
+    recorder = Recorder(result, pairs)
     recorder.install()
-    if make is not None:
-        watch_weights()
     watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
     try:

@@ -14,7 +14,8 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 from megakit.job.layout import Layout
-from tools.fake_ranks import fake_ranks
+
+from .fake_ranks import fake_ranks
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from megakit.job.layout import Layout
 
 if TYPE_CHECKING:
-    from tools.shares import Share
+    from .shares import Share
 
 #: A job of at most so many ranks gets a row for the coordinates of each rank.
 FEW = 16

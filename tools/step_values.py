@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from .causality import find_leak, is_causal
 from .pieces import Piece, copy_into, gathered_gradients, gradient_of, pieces_of
 
 #: The line of each weight that made it: outside of libraries if it can.
@@ -30,19 +32,29 @@ class StepValues:
         self.pieces: list[Piece] = []
         #: By kind of value, one tensor for each piece.
         self.tensors: dict[str, list[Tensor]] = {}
-        self.found: dict[str, Any] = {"norm": None, "clipped": 1.0}
-        self.reduced: dict[nn.Parameter, Tensor] = {}
+        self.found: dict[str, Any] = {"norm": None, "clipped": 1.0, "stepped": False}
+        self.found |= {"rows": [], "terms": 0, "leak": "", "left": []}
+        self.unclipped: dict[nn.Parameter, Tensor] = {}
+        self.hook: Any = None
 
     def begin(self, models: Sequence[Any]) -> None:
         """Notes the first weights, and replaces them by those of one process."""
         self.models, self.pieces = models, pieces_of(models)
         self.found["first"] = [checksum([one.of(one.parameter)]) for one in self.pieces]
-        self.found["left"] = sorted(left_over(models))
         if self.first is not None:
             one = torch.load(self.first)
             named = zip(one["pieces"], one["tensors"]["weight"], strict=True)
             copy_into(self.pieces, {piece[0]: whole for piece, whole in named})
         self.keep("weight", {one.parameter: one.parameter for one in self.pieces})
+        self.hook = register_optimizer_step_pre_hook(lambda *_: self.keep_reduced())
+
+    def read(self, batch: Any) -> None:
+        """Notes the samples of a micro batch: a checksum of each one's rows in all tensors."""
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+        size = max((len(leaf) for leaf in leaves), default=0)
+        whole = [leaf for leaf in leaves if len(leaf) == size]
+        self.found["rows"].append([checksum([leaf[row] for leaf in whole]) for row in range(size)])
+        self.found["terms"] += sum(leaf.numel() for leaf in leaves[:1])
 
     def keep(self, kind: str, values: Mapping[Any, Tensor]) -> None:
         """Copies of each piece its part of a tensor, or nothing where no backward pass came."""
@@ -59,30 +71,47 @@ class StepValues:
         self.keep("local", {k: v for k, v in found.items() if v is not None})
 
     def keep_reduced(self) -> None:
-        """Notes the gradients that the optimizer gets."""
-        self.reduced = {
-            one.parameter: found.clone()
-            for one in self.pieces
-            if (found := gradient_of(one.parameter)) is not None
-        }
+        """Notes the gradients that the optimizer gets, when its step begins."""
+        if "gradient" in self.tensors:
+            return
+        found = {one.parameter: gradient_of(one.parameter) for one in self.pieces}
+        self.unclipped = {k: v.clone() for k, v in found.items() if v is not None}
         self.keep("gradient", gathered_gradients(self.models))
 
     def keep_step(self, norm: Any) -> None:
-        """Notes the norm that the optimizer returns, and the factor of its clipping."""
-        self.found["norm"] = None if norm is None else float(norm)
-        for parameter, before in self.reduced.items():
+        """Notes the norm that Megatron's optimizer returns, and the factor of its clipping."""
+        self.found |= {"norm": None if norm is None else float(norm), "stepped": True}
+        for parameter, before in self.unclipped.items():
             after = gradient_of(parameter)
             if after is not None and bool((changed := (after != before) & (before != 0)).any()):
                 self.found["clipped"] = float((after[changed] / before[changed]).median())
                 break
 
+    def look_back(self, call: dict[str, Any]) -> None:
+        """Notes what the next step must not find; in one process also what is not causal.
+
+        Args:
+            call: The schedule's arguments of the next step, whose samples are used; empty if not.
+        """
+        self.found["left"] = sorted(left_over(self.models))
+        batches, model = call.get("data_iterator"), self.models[0]
+        if self.first is None and batches is not None and is_causal(model):
+            self.found["leak"] = find_leak(call["forward_step_func"], batches, model)
+
     def end(self, **found: Any) -> None:
         """Notes the weights after the step, and writes the file."""
+        self.hook.remove()
+        self.keep_reduced()
         self.keep("updated", {one.parameter: one.parameter for one in self.pieces})
-        pieces = [
-            (one.name, one.shape, one.offset, made.get(one.parameter, "")) for one in self.pieces
-        ]
+        pieces = [(one.name, one.shape, one.offset, origin(one)) for one in self.pieces]
         torch.save(self.found | found | {"pieces": pieces, "tensors": self.tensors}, self.file)
+
+
+def origin(piece: Piece) -> str:
+    """Returns the line that makes a weight, and the model's name of it if it is another one."""
+    line = made.get(piece.parameter, "")
+    is_same = piece.name.endswith(piece.local.rpartition(".layers.")[2].partition(".")[2])
+    return line if is_same else f"{line}, {piece.local}"
 
 
 def left_over(models: Sequence[Any]) -> Iterator[str]:
@@ -107,14 +136,6 @@ def checksum(value: Any) -> int:
             values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
             found = zlib.crc32(values.numpy().tobytes(), found)
     return found
-
-
-def rows_of(batch: Any) -> list[int]:
-    """Returns a checksum of each sample of a micro batch: of its rows in all tensors."""
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
-    size = max((len(leaf) for leaf in leaves), default=0)
-    whole = [leaf for leaf in leaves if len(leaf) == size]
-    return [checksum([leaf[row] for leaf in whole]) for row in range(size)]
 
 
 def watch_weights() -> None:

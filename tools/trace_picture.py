@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from tools.shares_table import in_bytes
-from tools.trace_table import Row, place_of, reading_of, rows_of
+from .shares_table import in_bytes
+from .trace_table import Row, place_of, reading_of, rows_of
 
 #: A picture of up to four lanes can be read at a width of 360 pixels.
 WIDTH, LANE, MARGIN, LINE, BAR, FONT = 720, 180, 64, 24, 42, 18

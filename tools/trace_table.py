@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from typing import Any
 
-from tools.shares_table import aligned, in_bytes, listed
+from .shares_table import aligned, in_bytes, listed
 
 #: Ranks in a block of the table, and its widths with at most two ranks, and with more.
 BLOCK, NARROW, WIDE = 4, 80, 126

@@ -1,6 +1,8 @@
-"""Names of layouts, such as TP2xPP2, and the options by which a program gets one."""
+"""What the commands know of a program: its options for a layout, its ranks, and why it failed."""
 
+import argparse
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ IN_WORDS = {
     "EP": "expert parallel",
     "MB": "other micro batches",
 }
+#: Options that say how many ranks share a model. The other ranks are data parallel.
+SIZES = ("--tensor-parallel", "--pipeline-parallel", "--context-parallel")
+#: Variables that keep messages of the frameworks off standard output, or silence them.
+QUIET = {"NEMO_REDIRECT_LOGS_TO_STDERR": "1", "PYTHONWARNINGS": "ignore"}
 #: Kinds that need another one, which they bring along if it is not named.
 NEEDS = {"SP": "TP", "VP": "PP", "DO": "DP"}
 DEFAULT = (
@@ -107,9 +113,54 @@ class Words:
             if own is not None:
                 options += own.split()
             elif word is None:
-                raise UserError(
-                    f"--help names no option for {IN_WORDS[kind]}: --layout '{layout.name}=OPTIONS'"
-                )
+                raise UserError(f"--help names no option for {IN_WORDS[kind]}")
             else:
                 options += [word] if kind in ("SP", "DO") else [word, str(size)]
         return options
+
+
+def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
+    """Returns the number of ranks of a step, and the step's own arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--devices", *SIZES, "--expert-parallel"):
+        parser.add_argument(name, type=int)
+    given, others = parser.parse_known_args(arguments)
+    sizes = {
+        f"--{name.replace('_', '-')}": size
+        for name, size in vars(given).items()
+        if size is not None
+    }
+    if problems := [f"{n} {size}: has to be at least 1." for n, size in sizes.items() if size < 1]:
+        raise UserError(problems)
+    devices = sizes.pop("--devices", None)
+    ranks = math.prod(size for name, size in sizes.items() if name in SIZES)
+    # Ranks that share experts share the tokens of a sample, or are data parallel.
+    context, experts = sizes.get("--context-parallel", 1), sizes.get("--expert-parallel", 1)
+    ranks *= math.lcm(context, experts) // context
+    if devices and devices % ranks:
+        raise UserError(
+            f"--devices {devices}: has to be a multiple of {ranks}, which the other options need. "
+            f"Use --devices {ranks}, for example."
+        )
+    return devices or ranks, others + [part for item in sizes.items() for part in map(str, item)]
+
+
+def hide_gpus(ranks: int) -> None:
+    """Lets all programs compute on the CPU if there are GPUs, but not one for each rank."""
+    import torch
+
+    if 0 < torch.cuda.device_count() < ranks:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def told_by(text: str, program: str, log: object) -> str:
+    """Returns what a person has to know of the log of a program that failed.
+
+    Raises:
+        UserError: The program has refused its options.
+    """
+    if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
+        raise UserError(problems)
+    error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
+    last = text.strip().rpartition("\n")[2]
+    return f"{error[0] if error else last}\nThe traceback is in {log}."
