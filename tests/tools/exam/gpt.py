@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel import (
     mappings,
     vocab_parallel_cross_entropy,
 )
+from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 
@@ -84,7 +85,7 @@ class Model(ladder.GPTModel):
     def __init__(self, config: Any, block: Any, *, vp_stage: Any, **options: Any) -> None:
         for layer in block.layer_specs if config.qk_layernorm else ():
             parts = layer.submodules.self_attention.submodules
-            parts.q_layernorm = parts.k_layernorm = ladder.Norm
+            parts.q_layernorm = parts.k_layernorm = parts.kv_layernorm = ladder.Norm
         use_mtp = config.mtp_num_layers is not None
         mtp = get_gpt_mtp_block_spec(config, block, False, vp_stage) if use_mtp else None
         for layer in mtp.layer_specs if mtp else ():
@@ -94,7 +95,10 @@ class Model(ladder.GPTModel):
         super().__init__(config, block, vp_stage=vp_stage, **(options | config.arguments))
         if config.softmax_type == "learnable":  # beside others, its part of the norm is rounding
             for name, weight in self.named_parameters():
-                weight.requires_grad = name.endswith("softmax_offset")
+                if name.endswith("softmax_offset"):
+                    nn.init.zeros_(weight)
+                else:
+                    weight.requires_grad = False
         if config.fault == "transposed" and self.post_process:
             self.output_layer.forward = logits_of
             mappings._reduce = getattr(mappings._reduce, "__wrapped__", mappings._reduce)
@@ -106,8 +110,10 @@ class Model(ladder.GPTModel):
 
 
 def config_of(original: Any, options: Options) -> Any:
-    config = original(options)
     changes = json.loads(options.config)
+    if "kv_lora_rank" in changes:
+        ladder.TransformerConfig = MLATransformerConfig
+    config = original(options)
     for name in [one for one in changes if hasattr(config, one)]:
         setattr(config, name, changes.pop(name))
     config.fault, config.arguments = options.fault, changes
