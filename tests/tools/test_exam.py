@@ -12,6 +12,8 @@ from tests.scripts import REPOSITORY, run
 pytestmark = pytest.mark.long
 
 AUX = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
+GLOBAL = {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 1.0}
+REPLICAS = "--experts 4 --micro-batch-size 8"
 MTP = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.5}
 UNTIED = {"share_embeddings_and_output_weights": False}
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_layernorm": True, "rope_type": "rope"}
@@ -33,6 +35,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "tokens of a rank": ("newest", "--masked", MTP, "CP2", r"\n +mtp\.layers"),
     "position of two stages": (BOTH, "", MTP | UNTIED, "PP2", r"\n +embedding\.position_emb"),
     "norm of a rank": (BOTH, "", {"softmax_type": "learnable"}, "TP2", r"norm, .* one process"),
+    "loss of replicas": (BOTH, REPLICAS, GLOBAL, "DP2xMB4", ROUTER),
     "key of a rank": (BOTH, "", MLA, "SP", r"linear_kv_down_proj\.weight .*right on rank 0 only"),
     "sum of wholes": (BOTH, "", MLA, "TP2", r"self_attention\.q_layernorm\.weight .* 2 times"),
     "mean of a rank": (BOTH, "--masked", {"calculate_per_token_loss": False}, "CP2", r"loss, "),
@@ -68,7 +71,7 @@ def test_faults_are_found(check, version, name):
     _, options, config, layout, said = FAULTS[name]
     done = check(version, options, config, layout)
     assert done.status == 1, done.err
-    assert re.search(rf"\n{layout} .*wrong: (.*\n)*? +{said}", done.out), done.out
+    assert re.search(rf"\n{layout} .*wrong: (.*\n)*?.*{said}", done.out), done.out
 
 
 @pytest.mark.parametrize("version", ["tutorial", "newest"])
