@@ -31,9 +31,9 @@ from megakit.errors import UserError
 from megakit.runtime.signals import exit_status, handle_signals
 
 from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
-from .programs import DEFAULT, Layout, Words, parse_layout
+from .programs import DEFAULT, Layout, Words, hide_gpus, parse_layout
 from .ranks import FailedError, prepare_once, run_ranks
-from .recorder import run
+from .recorder import prepare, run
 from .step_values import StepValues, watch_weights
 
 FOLDER = Path("runs/check")
@@ -143,6 +143,7 @@ def help_of(program: Path, folder: Path) -> str:
     """Returns what the program's --help prints."""
 
     def work(_: int) -> None:
+        prepare(program)
         sys.argv = [str(program), "--help"]
         runpy.run_path(str(program), run_name="__main__")
 
@@ -176,6 +177,7 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
     named = mine.layouts.split(",") if mine.layouts else []
     given = dict(one.partition("=")[::2] for one in mine.layout)
     layouts = [parse_layout(name) for name in named or dict.fromkeys([*DEFAULT, *given])]
+    hide_gpus(max(layout.ranks for layout in layouts))
     FOLDER.mkdir(parents=True, exist_ok=True)
     prepare_once(mine.program, FOLDER / "start.log")
     watch_weights()

@@ -181,7 +181,8 @@ class Recorder(_TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 is_output = name in ("tensor_send_next", "tensor_recv_prev")
                 self.roles[id(tensor)] = "output" if is_output else "gradient", len(self.events) + 1
-                self.kept.append(tensor)
+                # And its memory, which the schedule frees at once: gloo may not have sent it yet.
+                self.kept += [tensor, tensor.detach()]
         return function(**tensors)
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
