@@ -29,6 +29,7 @@ from megakit.runtime import use_megatron
 from megakit.runtime.patching import require_attribute
 
 from . import record
+from .float64 import in_float64
 from .step_values import StepValues, checksum
 
 #: torch's class has no types.
@@ -221,7 +222,7 @@ class Recorder(_TorchDispatchMode):
             self.batches.append(f"{checksum(batch):08x}")
             if self.values is not None:
                 self.values.read(batch)
-            yield batch
+            yield in_float64(batch) if torch.get_default_dtype() == torch.float64 else batch
 
     def __torch_dispatch__(
         self,
