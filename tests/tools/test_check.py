@@ -57,6 +57,10 @@ FAULTS = {
         r"wrong: loss\n    loss, .*\n    Usually: 2 is the number of data-parallel ranks\n"
         r"    After it, this is wrong, too: gradients, norm",
     ),
+    "a loss that float32 would round": (
+        *(AUTOENCODER, "images)\n", "images) * (1 + 1e-8 * distributed.get_world_size())\n"),
+        *("DP2", "wrong: loss"),
+    ),
     "a micro batch that counts twice": (
         *(AUTOENCODER, "return model(corrupted), loss_function"),
         "global number\n    number = globals().get('number', 0) + 1\n"
