@@ -30,10 +30,11 @@ import torch
 from megakit.errors import UserError
 from megakit.runtime.signals import exit_status, handle_signals
 
+from .float64 import compute_in_float64
 from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
-from .programs import DEFAULT, Layout, Words, parse_layout
+from .programs import DEFAULT, Layout, Words, hide_gpus, parse_layout
 from .ranks import FailedError, prepare_once, run_ranks
-from .recorder import run
+from .recorder import prepare, run
 from .step_values import StepValues, watch_weights
 
 FOLDER = Path("runs/check")
@@ -143,6 +144,7 @@ def help_of(program: Path, folder: Path) -> str:
     """Returns what the program's --help prints."""
 
     def work(_: int) -> None:
+        prepare(program)
         sys.argv = [str(program), "--help"]
         runpy.run_path(str(program), run_name="__main__")
 
@@ -176,12 +178,21 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
     named = mine.layouts.split(",") if mine.layouts else []
     given = dict(one.partition("=")[::2] for one in mine.layout)
     layouts = [parse_layout(name) for name in named or dict.fromkeys([*DEFAULT, *given])]
+    hide_gpus(max(layout.ranks for layout in layouts))
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if not mine.float32:
+        compute_in_float64()
     prepare_once(mine.program, FOLDER / "start.log")
     watch_weights()
     words = Words(help_of(mine.program, folder), given)
     checker = Checker(mine.program, options, words, mine.steps, folder)
-    found = [checker.judge(ONE)]
+    try:
+        found = [checker.judge(ONE)]
+    except FailedError as error:
+        if mine.float32:
+            raise
+        print(f"Not in float64, but in float32: {error}", file=sys.stderr, flush=True)
+        os.execv(sys.executable, [*sys.orig_argv, "--float32"])  # torch's names are changed here
     right = checker.right[0]
     shown = sys.stderr if mine.json else sys.stdout
     say = partial(print, sep="\n", file=shown, flush=True)
@@ -267,6 +278,8 @@ def main() -> int:
         default=8,
         help="largest number of processes (default: 8)",
     )
+    where = "do not compute in float64 what the program computes in float32"
+    parser.add_argument("--float32", action="store_true", help=where)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     mine, options = parser.parse_known_args()
     try:

@@ -116,6 +116,8 @@ class Words:
                 raise UserError(f"--help names no option for {IN_WORDS[kind]}")
             else:
                 options += [word] if kind in ("SP", "DO") else [word, str(size)]
+        if padding := self.find(["--make-vocab-size-divisible-by"]):  # times the tensor ranks
+            options += [padding, str(128 // layout.sizes.get("TP", 1))]
         return options
 
 

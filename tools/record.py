@@ -69,7 +69,7 @@ def place_of(model: nn.Module) -> dict[str, tuple[int, int]]:
     if distributed.is_initialized():
         place["data"] = distributed.get_rank(), distributed.get_world_size()
     meshes: list[Any] = [getattr(one, "device_mesh", None) for one in model.parameters()]
-    mesh = next((one for one in meshes if one is not None and one.mesh_dim_names), None)
+    mesh: Any = next((one for one in meshes if one is not None and one.mesh_dim_names), None)
     words = {"tp": "tensor", "tensor": "tensor", "cp": "context", "context": "context"}
     for name in mesh.mesh_dim_names if mesh is not None else ():
         if word := words.get(name):

@@ -29,6 +29,7 @@ from megakit.runtime import use_megatron
 from megakit.runtime.patching import require_attribute
 
 from . import record
+from .float64 import in_float64
 from .step_values import StepValues, checksum
 
 #: torch's class has no types.
@@ -181,7 +182,8 @@ class Recorder(_TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 is_output = name in ("tensor_send_next", "tensor_recv_prev")
                 self.roles[id(tensor)] = "output" if is_output else "gradient", len(self.events) + 1
-                self.kept.append(tensor)
+                # And its memory, which the schedule frees at once: gloo may not have sent it yet.
+                self.kept += [tensor, tensor.detach()]
         return function(**tensors)
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +222,7 @@ class Recorder(_TorchDispatchMode):
             self.batches.append(f"{checksum(batch):08x}")
             if self.values is not None:
                 self.values.read(batch)
-            yield batch
+            yield in_float64(batch) if torch.get_default_dtype() == torch.float64 else batch
 
     def __torch_dispatch__(
         self,

@@ -59,7 +59,7 @@ class StepValues:
     def keep(self, kind: str, values: Mapping[Any, Tensor]) -> None:
         """Copies of each piece its part of a tensor, or nothing where no backward pass came."""
         self.tensors[kind] = [
-            piece.of(values[piece.parameter]).clone()
+            piece.of(values[piece.parameter]).cpu().clone()
             if piece.parameter in values
             else torch.zeros(piece.sizes)
             for piece in self.pieces

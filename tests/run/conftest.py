@@ -75,6 +75,7 @@ def project(tmp_path):
         "exercises/exercise.py",
         "experiments/experiment.py",
         "tools/layout.py",
+        "tools/check.py",
         "tools/trace.py",
         "tools/compare.py",
     ):

@@ -62,6 +62,7 @@ CALLS = {
     "trace gpt --devices 8": "-P|-m|tools.trace|gpt|--devices|8",
     "layout --devices 8": ("-P|-m|tools.layout|<root>/model_pretrain.py|--devices|8"),
     "layout finetune": "-P|-m|tools.layout|<root>/model_finetune.py",
+    "check a.py --layouts SP": "-P|-m|tools.check|a.py|--layouts|SP",
     "compare a b": "-P|-m|tools.compare|a|b",
     "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
     "notebook --no-browser": (

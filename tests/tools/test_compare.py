@@ -5,11 +5,8 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from megakit.training.metrics_csv import Metrics, MetricsFile
-from tools import where
 from tools.compare import LAST_STEP, LIMITS, MIXED, compare, main, read_run
 
 OPTIONS = {"dataset": "made-up", "lr": 0.1, "precision": "32", "start": None}
@@ -187,56 +184,5 @@ class TestRefusals:
             (tmp_path / "runs" / run / "run.json").unlink()
         files = ["runs/one/metrics.csv", "runs/two/metrics.csv"]
         assert main(files) == 2
-        assert main([*files, "--precision", "32", "--figure", "a.png"]) == 0
+        assert main([*files, "--precision", "32"]) == 0
         assert "Verdict: equal." in capsys.readouterr().out
-        assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-    @pytest.mark.parametrize("place", ["none/a.png", "."])
-    def test_a_figure_that_cannot_be_written(self, capsys, place):
-        """The comparison is told before."""
-        assert main(["runs/one", "runs/one", "--figure", place]) == 2
-        captured = capsys.readouterr()
-        assert "Verdict: equal." in captured.out
-        assert "Name another file by --figure." in captured.err
-
-
-def test_weights_of_all_layers_are_named_by_layer(tmp_path):
-    """A checkpoint as Megatron-LM's: a tensor has a weight of all layers."""
-    layers = ("decoder.layers.fc1.weight", "decoder.layers.fc2.weight")
-    names = ("embedding.weight", *layers, "decoder.final_norm.weight")
-    state = {name: torch.ones(2, 3) for name in names}
-    moments = {f"optimizer.state.exp_avg.{name}": torch.ones(2, 3) for name in names}
-    save({**state, **moments}, checkpoint_id=tmp_path, no_dist=True)
-    found = where.read_gradients(where.find_checkpoint(tmp_path, tmp_path))
-    assert [*found] == [
-        "decoder.final_norm.weight",
-        *("decoder.layers.1.fc2.weight", "decoder.layers.1.fc1.weight"),
-        *("decoder.layers.0.fc2.weight", "decoder.layers.0.fc1.weight"),
-        "embedding.weight",
-    ]
-
-
-def test_the_factor_is_that_of_most_gradients():
-    """Two of five are right but for clipping; no others have a common factor."""
-    right = {name: torch.ones(4) for name in "abcde"}
-    ratios = {"a": 0.5, "b": 0.5, "c": 0.6, "d": 0.7, "e": 0.8}
-    factor, found = where.compare_gradients(
-        right, {name: ratio * right[name] for name, ratio in ratios.items()}
-    )
-    assert factor == pytest.approx(0.5)
-    assert [one.weight for one in found if one.relative > where.LIMIT] == ["c", "d", "e"]
-
-
-@pytest.mark.parametrize(
-    ("ratios", "told"),
-    [
-        ([2.0] * 9, "All gradients have 2 times the norm."),
-        ([0.5] * 3 + [0.6, 0.7], "3 gradients have 0.5 times the norm; others are relative"),
-        # Each tensor-parallel rank clips by a norm of its own; two ratios agree by chance.
-        ([0.9, 0.9, *(0.7 + 0.01 * number for number in range(20))], "Gradients of step 1"),
-    ],
-)
-def test_a_factor_is_told_if_gradients_have_it(ratios, told):
-    right = {str(number): torch.ones(4) for number in range(len(ratios))}
-    wrong = {name: ratio * right[name] for name, ratio in zip(right, ratios, strict=True)}
-    assert next(where.in_lines(*where.compare_gradients(right, wrong))).startswith(told)

@@ -329,7 +329,7 @@ def test_ranks_that_hang_are_told(before, of_rank_1, tmp_path):
     source = source.replace("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY)))
     (tmp_path / "own.py").write_text(source)
     number = source[: source.index(extra)].count("\n") + 1
-    code = "import sys, tools.trace as t; t.PATIENCE = 5; sys.exit(t.main())"
+    code = "import sys; from tools import ranks, trace; ranks.PATIENCE = 5; sys.exit(trace.main())"
     options = ("own.py", "--dataset", "digits", "--tensor-parallel", 2)
     command = (sys.executable, "-P", "-c", code, *options)
     done = run(*command, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
