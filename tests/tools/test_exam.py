@@ -17,6 +17,7 @@ REPLICAS = "--experts 4 --micro-batch-size 8"
 MTP = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.5}
 UNTIED = {"share_embeddings_and_output_weights": False}
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_layernorm": True, "rope_type": "rope"}
+DELTA = {"deterministic_mode": True, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
 MANY = {name: True for name in ("add_bias_linear", "add_qkv_bias", "gated_linear_unit")}
 EXPERTS = "--experts 4 --dispatcher allgather"
 BOTH = "tutorial newest"
@@ -26,6 +27,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "label smoothing by parts": (BOTH, "--fault smoothing", {}, "TP2", r"loss, .*and"),
     "gathered logits": (BOTH, "--fault gathered", {}, "TP2", r"loss, .*0\.693"),
     "partial gradient": (BOTH, "--fault partial", {}, "TP2", r"core_attention\.scale.*\n"),
+    "partial output norm": ("newest", "--fault delta", DELTA, "TP2", r"self_attention\.out_norm"),
     "not contiguous": ("tutorial", "--fault transposed", {}, "TP2", r"final_layernorm.* partial"),
     "auxiliary loss": ("tutorial", EXPERTS, AUX, "SP", ROUTER),
     "auxiliary loss of tokens": ("tutorial", EXPERTS, AUX, "CP2", ROUTER),
@@ -36,7 +38,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "position of two stages": (BOTH, "", MTP | UNTIED, "PP2", r"\n +embedding\.position_emb"),
     "norm of a rank": (BOTH, "", {"softmax_type": "learnable"}, "TP2", r"norm, .* one process"),
     "loss of replicas": (BOTH, REPLICAS, GLOBAL, "DP2xMB4", ROUTER),
-    "key of a rank": (BOTH, "", MLA, "SP", r"linear_kv_down_proj\.weight .*right on rank 0 only"),
+    "key of a rank": (BOTH, "", MLA, "SP", r"\n +\S+3\.self_attention\.linear_kv_down_proj"),
     "sum of wholes": (BOTH, "", MLA, "TP2", r"self_attention\.q_layernorm\.weight .* 2 times"),
     "mean of a rank": (BOTH, "--masked", {"calculate_per_token_loss": False}, "CP2", r"loss, "),
 }

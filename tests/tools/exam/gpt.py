@@ -19,12 +19,14 @@ ladder: Any = import_module("ladder.gpt.3_megatron")
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
     mappings,
     vocab_parallel_cross_entropy,
 )
-from megatron.core.transformer import MLATransformerConfig
+from megatron.core.transformer import MLATransformerConfig, ModuleSpec
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 
@@ -38,7 +40,7 @@ class Options(ladder.Options):
     """Whether the loss leaves out some tokens."""
     padding: bool = False
     """Whether the router leaves them out, too."""
-    fault: Literal["none", "smoothing", "gathered", "partial", "transposed"] = "none"
+    fault: Literal["none", "smoothing", "gathered", "partial", "transposed", "delta"] = "none"
     """What is wrong."""
 
 
@@ -79,10 +81,21 @@ def logits_of(hidden: Tensor, weight: Tensor, **_: Any) -> tuple[Tensor, None]:
     return (hidden @ weight.T).transpose(0, 1).contiguous(), None
 
 
+def gated_delta_net() -> ModuleSpec:
+    """A later Megatron's layer in place of attention, in torch without its kernels."""
+    package = import_module("megatron.core.ssm.gated_delta_net")
+    package.common.HAVE_FLA, package.common.l2norm = True, partial(nn.functional.normalize, dim=-1)
+    parts = ColumnParallelLinear, ladder.Norm, RowParallelLinear
+    spec = package.GatedDeltaNetSubmodules(*parts)
+    return ModuleSpec(package.GatedDeltaNet, submodules=spec)
+
+
 class Model(ladder.GPTModel):
     """Megatron's, with multi-token prediction if the configuration asks for it."""
 
     def __init__(self, config: Any, block: Any, *, vp_stage: Any, **options: Any) -> None:
+        for layer in block.layer_specs if config.fault == "delta" else ():
+            layer.submodules.self_attention = gated_delta_net()
         for layer in block.layer_specs if config.qk_layernorm else ():
             parts = layer.submodules.self_attention.submodules
             parts.q_layernorm = parts.k_layernorm = parts.kv_layernorm = ladder.Norm
@@ -93,12 +106,6 @@ class Model(ladder.GPTModel):
             parts.enorm = parts.hnorm = parts.layer_norm = ladder.Norm
         options |= {"mtp_block_spec": mtp, "parallel_output": config.fault != "gathered"}
         super().__init__(config, block, vp_stage=vp_stage, **(options | config.arguments))
-        if config.softmax_type == "learnable":  # beside others, its part of the norm is rounding
-            for name, weight in self.named_parameters():
-                if name.endswith("softmax_offset"):
-                    nn.init.zeros_(weight)
-                else:
-                    weight.requires_grad = False
         if config.fault == "transposed" and self.post_process:
             self.output_layer.forward = logits_of
             mappings._reduce = getattr(mappings._reduce, "__wrapped__", mappings._reduce)
