@@ -102,7 +102,7 @@ class Words:
         Raises:
             UserError: The program has none for one of its kinds.
         """
-        if layout.name in self.given:
+        if layout.name in self.given and layout.name not in WORDS:  # `SP` alone is a kind
             return self.given[layout.name].split()
         options = []
         for kind, size in layout.sizes.items():
