@@ -1,5 +1,6 @@
 """Says whether outputs before a position change with the token at this position."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,7 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
         model: The model, in one process.
     """
     leaves, form = tree_flatten(next(batches))
-    numbers = (n for n, leaf in enumerate(leaves) if _is_tokens(leaf))
+    numbers = (n for n, leaf in enumerate(leaves) if is_tokens(leaf))
     if (number := next(numbers, None)) is None:
         return ""
     length = leaves[number].shape[1]
@@ -36,9 +37,11 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
     first, second = (
         _outputs(step, tree_unflatten(parts, form), model) for parts in (leaves, changed)
     )
-    for (name, one), (_, two) in zip(first, second, strict=True):
-        axis = next((n for n, size in enumerate(one.shape[:2]) if size == length), None)
-        if axis is None or one.shape != two.shape or not one.is_floating_point():
+    sizes = leaves[number].shape
+    for name, one in first.items():
+        two = second[name]
+        axis = {tuple(sizes): 1, tuple(sizes)[::-1]: 0}.get(tuple(one.shape[:2]))
+        if axis is None or one.dim() < 3 or one.shape != two.shape or not one.is_floating_point():
             continue
         before, after = one.narrow(axis, 0, place), two.narrow(axis, 0, place)
         if not torch.allclose(before, after, rtol=1e-3, atol=1e-5 * float(before.abs().max())):
@@ -46,7 +49,8 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
     return ""
 
 
-def _is_tokens(leaf: Any) -> bool:
+def is_tokens(leaf: Any) -> bool:
+    """Returns whether a part of a micro batch is a tensor of tokens, (samples, tokens)."""
     return (
         isinstance(leaf, Tensor)
         and leaf.dim() == 2
@@ -56,25 +60,35 @@ def _is_tokens(leaf: Any) -> bool:
 
 
 @torch.no_grad()
-def _outputs(step: Callable[..., Any], batch: Any, model: nn.Module) -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = []
+def _outputs(step: Callable[..., Any], batch: Any, model: nn.Module) -> dict[str, Tensor]:
     was_training = model.training
+    model.eval()
+    found: dict[str, Tensor] = {}
+    with outputs_of(model, found):
+        step(iter([batch]), model)
+    model.train(was_training)
+    return found
+
+
+@contextlib.contextmanager
+def outputs_of(model: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+    """Collects the first tensor that each module inside a model returns first, in order of time.
+
+    Those of the model itself are left out: they may be losses, whose labels are the next tokens.
+    """
     hooks = []
     for name, module in model.named_modules():
         inner = name.replace("module.", "").removeprefix("module")
-        if inner:  # the model itself may return losses, whose labels are the next tokens
+        if inner:
 
             def note(module: nn.Module, inputs: Any, output: Any, name: str = inner) -> None:
-                found.extend(
-                    (name, leaf.clone())
-                    for leaf in tree_leaves(output)[:1]
-                    if isinstance(leaf, Tensor)
-                )
+                some = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+                if some and name not in found:
+                    found[name] = some[0].detach().cpu().clone()
 
             hooks.append(module.register_forward_hook(note))
-    model.eval()
-    step(iter([batch]), model)
-    model.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    return found
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

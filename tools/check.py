@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import runpy
+import shutil
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ import torch
 from megakit.errors import UserError
 from megakit.runtime.signals import exit_status, handle_signals
 
+from . import ranks
 from .float64 import compute_in_float64
 from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
 from .programs import DEFAULT, Layout, Words, hide_gpus, parse_layout
@@ -59,6 +61,7 @@ class Verdict:
     differences: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     communicates: str = ""
+    draws: bool = False  # other first weights than one process
     seconds: float = 0.0
 
 
@@ -66,18 +69,17 @@ class Checker:
     """Runs a program under layouts, and judges its steps.
 
     Args:
-        program: The program.
-        options: Its options.
+        mine: The command's own options.
+        options: Those of the program.
         words: Its options for layouts.
-        steps: Number of steps.
         folder: For what the ranks write.
     """
 
     def __init__(
-        self, program: Path, options: Sequence[str], words: Words, steps: int, folder: Path
+        self, mine: argparse.Namespace, options: Sequence[str], words: Words, folder: Path
     ) -> None:
-        self.program, self.words, self.steps, self.folder = program, words, steps, folder
-        self.options = [*options]
+        self.program, self.steps, self.causal = mine.program, mine.steps, mine.causal
+        self.options, self.words, self.folder = [*options], words, folder
         for names, value in SMALL:
             if (word := words.find(names)) and word not in options:
                 self.options += [word, value]
@@ -93,15 +95,13 @@ class Checker:
             folder.mkdir(parents=True, exist_ok=True)
         options = [*self.options, *self.words.options(layout)]
 
+        def values(rank: int) -> Iterator[tuple[StepValues, bool]]:
+            for n in range(self.steps):
+                right = first / f"0.{n}" if self.right else None
+                yield StepValues(own / f"{rank}.{n}", right, self.causal), n + 1 == self.steps
+
         def work(rank: int) -> None:
-            values = (
-                (
-                    StepValues(own / f"{rank}.{n}", first / f"0.{n}" if self.right else None),
-                    n + 1 == self.steps,
-                )
-                for n in range(self.steps)
-            )
-            run(self.program, options, own / f"{rank}.json", values)
+            run(self.program, options, own / f"{rank}.json", values(rank))
 
         run_ranks(self.program, layout.ranks, own, logs, work)
         files = [[own / f"{rank}.{n}" for rank in range(layout.ranks)] for n in range(self.steps)]
@@ -121,6 +121,7 @@ class Checker:
         for number, (right, step) in enumerate(zip(self.right, steps, strict=True)):
             judged = Judgement(right, step)
             found.differences = judged.differences
+            found.draws |= number == 0 and judged.has_other_first_weights()
             found.findings = [*judged.findings, *(judge_alone(step) if layout == ONE else ())]
             found.step = number + 1
             if found.findings:
@@ -155,19 +156,24 @@ def help_of(program: Path, folder: Path) -> str:
     return (folder / "0.txt").read_text()
 
 
-def rows_of(found: Verdict) -> Iterator[str]:
-    """Yields the row of a layout, and below it what is wrong."""
+def rows_of(found: Verdict, before: Sequence[Verdict] = ()) -> Iterator[str]:
+    """Yields the row of a layout, and below it what is wrong, unless it is as with one before."""
     cells = [f"{found.layout:14}{found.ranks:>5}"]
     for column in COLUMNS:
         value = found.differences.get(column)
         cells.append(f"{'' if value is None else f'{value:.1e}' if value else '0':>11}")
     yield f"{''.join(cells)}   {found.verdict}"
+    same = [v.layout for v in before if v.findings[:1] == found.findings[:1] and v.findings]
+    if same:
+        yield f"    as with {same[0]}"
+        return
     for one in found.findings[:1]:
         yield f"    {one.value}, {one.text}"
         yield from (f"        {line}" for line in one.details)
         if one.cause:
             yield f"    Usually: {one.cause}"
-    if others := [one.value for one in found.findings[1:]]:
+    values = dict.fromkeys(one.value for one in found.findings)
+    if others := [*values][1:]:
         yield f"    After it, this is wrong, too: {', '.join(others)}"
     if found.communicates:
         yield f"    Rank 0 communicates: {found.communicates}"
@@ -177,7 +183,8 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
     """Checks all layouts, prints what is found, and returns the exit status."""
     named = mine.layouts.split(",") if mine.layouts else []
     given = dict(one.partition("=")[::2] for one in mine.layout)
-    layouts = [parse_layout(name) for name in named or dict.fromkeys([*DEFAULT, *given])]
+    every = dict.fromkeys([*DEFAULT, *(name for name in given if name[-1:].isdigit())])
+    layouts = [parse_layout(name) for name in named or every]
     hide_gpus(max(layout.ranks for layout in layouts))
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not mine.float32:
@@ -185,13 +192,14 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
     prepare_once(mine.program, FOLDER / "start.log")
     watch_weights()
     words = Words(help_of(mine.program, folder), given)
-    checker = Checker(mine.program, options, words, mine.steps, folder)
+    checker = Checker(mine, options, words, folder)
     try:
         found = [checker.judge(ONE)]
     except FailedError as error:
         if mine.float32:
             raise
         print(f"Not in float64, but in float32: {error}", file=sys.stderr, flush=True)
+        shutil.rmtree(folder)
         os.execv(sys.executable, [*sys.orig_argv, "--float32"])  # torch's names are changed here
     right = checker.right[0]
     shown = sys.stderr if mine.json else sys.stdout
@@ -210,24 +218,30 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
             continue
         except (FailedError, ValueError) as error:
             verdict = "hangs" if "the ranks hang" in str(error) else "fails"
+            if verdict == "hangs":
+                ranks.PATIENCE = 15  # the next ones will not take longer
             reason = [Finding("error", str(error))]
             found.append(Verdict(layout.name, layout.ranks, verdict, findings=reason))
-        say(*rows_of(found[-1]))
+        say(*rows_of(found[-1], found[:-1]))
     say("", *(f"Note: {note}." for note in notes_of(right)))
+    if others := [one.layout for one in found if one.draws]:
+        say(
+            f"Note: other first weights than in one process are drawn under {', '.join(others)}; "
+            "here, all begin with the same."
+        )
     say(*(f"Not checked: {', '.join(names)} ({reason})." for reason, names in skipped.items()))
     if any("--help" in reason for reason in skipped):
-        say("--layout 'TP2=OPTIONS' names the program's own options for a layout.")
+        say("--layout 'TP=--tp {}' says what the program calls a kind, and --layout 'TP2=...' one.")
     bad = [
         one.layout
         for one in found
         if one.verdict != "right" and (one.verdict != "fails" or one.layout in named)
     ]
-    bad += [name for names in skipped.values() for name in names if name in named]
     say(f"Wrong: {', '.join(bad)}." if bad else "No layout is wrong.")
     if mine.json:
         layouts_found = [asdict(one) for one in found]
         print(json.dumps({"program": str(mine.program), "layouts": layouts_found, **skipped}))
-    return int(bool(bad))
+    return int(bool(bad) or bool(named and skipped))
 
 
 def heading(program: Path, right: Step) -> Iterator[str]:
@@ -280,6 +294,8 @@ def main() -> int:
     )
     where = "do not compute in float64 what the program computes in float32"
     parser.add_argument("--float32", action="store_true", help=where)
+    where = "check that it is causal, though none of its modules has `attn_mask_type`"
+    parser.add_argument("--causal", action="store_true", help=where)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     mine, options = parser.parse_known_args()
     try:

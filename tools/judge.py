@@ -3,28 +3,39 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .pieces import part_of, put_together
 from .step_values import checksum
 
 #: Times the rounding of a sum of n random terms, which grows with the root of n.
 SAFETY = 4
 #: The largest relative difference of an update, where the gradient is more than rounding.
 UPDATE = 2e-3
-KINDS = {"tensor": "tensor-parallel", "context": "context-parallel", "data": "data-parallel"}
+KINDS = {
+    "tensor": "tensor-parallel",
+    "context": "context-parallel",
+    "data": "data-parallel",
+    "stage": "pipeline-parallel",
+}
 #: Weights whose gradients are listed.
 MOST = 8
 #: What a wrong gradient usually means, by what its copies on several ranks have in common.
 CAUSES = {
-    "partial tensor": "does the weight carry `sequence_parallel`? Or is an all-reduce missing in "
-    "the backward pass of what the weight multiplies?",
-    "partial": "is the weight among those of DistributedDataParallel?",
+    "sequence": "each rank uses it for its own tokens: does it carry `sequence_parallel`?",
+    "tensor": "each rank uses it for its own part of the work: pass it through "
+    "copy_to_tensor_model_parallel_region, whose backward pass sums",
+    "stage": "both stages have it, as a shared embedding, and finalize_model_grads has to sum it",
+    "context": "is it among the weights of DistributedDataParallel?",
+    "data": "is it among the weights of DistributedDataParallel?",
     "own": "does finalize_model_grads run, and is the weight in the gradient buffers?",
     "various": "each of these ranks uses it for a part of the work, or reads other values",
+    "twice": "each tensor-parallel rank has it whole, so their sum is too large: is the weight's "
+    "`sequence_parallel` set without need?",
 }
 
 
@@ -78,11 +89,13 @@ class Step:
 
     def whole(self, kind: str) -> dict[str, Tensor]:
         """Returns each whole tensor in float64, NaN where no rank has a part of it."""
-        nothing = torch.tensor(torch.nan, dtype=torch.float64)
-        found = {name: nothing.expand(shape).clone() for name, shape in self.shapes.items()}
-        for _, name, offset, value in self.parts(kind):
-            part_of(found[name], offset, value.shape).copy_(value)
-        return found
+        pairs = (
+            pair
+            for rank in self.ranks
+            for pair in zip(rank["pieces"], rank["tensors"][kind], strict=True)
+        )
+        found = put_together(pairs)
+        return {name: found[name].double() for name in self.shapes}
 
     def copies(self, kind: str, right: dict[str, Tensor]) -> dict[str, list[Copy]]:
         """Returns all ranks' parts of each weight's values, beside those of one process."""
@@ -91,6 +104,10 @@ class Step:
             same = part_of(right[name], offset, value.shape)
             found[name].append(Copy(rank, offset, value.double(), same))
         return found
+
+    def with_lines(self, names: Sequence[str]) -> list[str]:
+        """Returns weights with the lines that make them."""
+        return [f"{name}  {self.lines[name]}" for name in names[:MOST]]
 
     @cached_property
     def loss(self) -> float:
@@ -115,12 +132,6 @@ class Step:
         return found
 
 
-def part_of(whole: Tensor, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Returns the part of a whole tensor that begins at a place."""
-    ends = zip(offset, shape, strict=True)
-    return whole[tuple(slice(first, first + size) for first, size in ends)]
-
-
 class Judgement:
     """Compares a step with that of one process, which begins with the same weights.
 
@@ -139,9 +150,9 @@ class Judgement:
         self.bound = SAFETY * self.epsilon * math.sqrt(self.terms)
         self.differences: dict[str, float] = {}
         self.findings: list[Finding] = []
-        parts = [self.samples, self.begin, self.loss]
+        parts = [self.samples, self.begin]
         if step.shapes == right.shapes:
-            parts += [self.gradients, self.norm, self.update]
+            parts += [self.loss, self.gradients, self.norm, self.update]
         for part in parts:
             self.findings += part()
 
@@ -188,20 +199,17 @@ class Judgement:
                 cause = "draw it from a seed that does not depend on the rank, or broadcast it"
                 yield Finding("weights", text, cause, [self.step.lines[name]])
                 break
-        if left := sorted({text for rank in self.step.ranks for text in rank["left"]}):
-            yield Finding("gradients", "a step begins with those of the step before", "", left[:3])
 
-    def other_first_weights(self) -> bool:
+    def has_other_first_weights(self) -> bool:
         """Returns whether the layout has drawn other first weights than one process."""
-        wholes = self.right.ranks[0]
-        right = {
-            p[0]: w for p, w in zip(wholes["pieces"], wholes["tensors"]["weight"], strict=True)
-        }
-        sizes = {(n, name, o): v.shape for n, name, o, v in self.step.parts("weight")}
+        if self.step.shapes != self.right.shapes:
+            return False
+        one = self.right.ranks[0]
+        right = put_together(zip(one["pieces"], one["tensors"]["weight"], strict=True))
+        parts = zip(self.step.parts("first"), self.step.parts("weight"), strict=True)
         return any(
-            checksum([part_of(right[name], offset, sizes[rank, name, offset])]) != value
-            for rank, name, offset, value in self.step.parts("first")
-            if self.step.shapes == self.right.shapes
+            checksum([part_of(right[name], offset, part.shape)]) != value
+            for (_, name, offset, value), (*_, part) in parts
         )
 
     def loss(self) -> Iterator[Finding]:
@@ -211,7 +219,9 @@ class Judgement:
         if not self.differences["loss"] <= self.bound:
             factor = b / a if a else math.nan
             text = f"{b:.9g}, and {a:.9g} in one process, a difference of {b - a:.3g}"
-            cause = self.meaning(factor) or "the forward pass or the loss depends on the layout"
+            cause = self.meaning(factor) or "the loss function depends on the layout"
+            if name := self.wrong_output():
+                cause = f"the forward pass: outputs are wrong from {name} on"
             yield Finding("loss", text, cause)
             return
         found = defaultdict(list)
@@ -225,6 +235,30 @@ class Judgement:
                 cause = "the loss takes a part of the vocabulary or of the tokens for the whole"
                 yield Finding("loss", text, cause)
                 return
+
+    def wrong_output(self) -> str:
+        """Returns the first module from which on all outputs of rank 0 are wrong; or nothing.
+
+        A rank 0 has the first part of what is sharded. Outputs in between, whose parts are in
+        another order, are right if later ones are.
+        """
+        one, own = self.right.ranks[0], self.step.ranks[0]
+        if (
+            self.step.size("stage") * self.step.size("context") > 1
+            or one["rows"][:1] != own["rows"][:1]
+        ):
+            return ""
+        found = ""
+        for name, output in reversed(own["outputs"].items()):
+            right = one["outputs"].get(name)
+            if right is None or right.dim() != output.dim() or not output.is_floating_point():
+                continue
+            part = part_of(right, [0] * output.dim(), output.shape)
+            if part.shape == output.shape:
+                if (part - output).norm() <= 100 * self.bound * part.norm():
+                    break
+                found = name
+        return found
 
     def meaning(self, factor: float) -> str:
         """Returns of which kind of ranks a factor is the number."""
@@ -261,7 +295,15 @@ class Judgement:
         wrong = [name for name in reversed(names) if not errors[name] <= self.bound]
         if not wrong:
             return
-        patterns = {name: self.pattern(found[name]) for name in wrong}
+        if all("scheduled" in one.ranks[0]["tensors"] for one in (self.right, self.step)):
+            before = self.step.copies("scheduled", self.right.whole("scheduled"))
+            pairs = ((name, one) for name in right for one in before[name])
+            if all(self.close(one.value, one.right, name) for name, one in pairs):
+                text = "right when the schedule ends, and wrong when the optimizer's step begins"
+                cause = "what the program does between the two, for example clipping by a norm"
+                yield Finding("gradients", text, cause, [self.line(wrong[0], errors[wrong[0]])])
+                return
+        patterns = {name: self.pattern(name, found[name]) for name in wrong}
         most = Counter(patterns.values()).most_common(1)[0]
         text, cause = most[0]
         if len({*patterns.values()}) > 1 or not cause:
@@ -271,8 +313,8 @@ class Judgement:
                 text += "; all from here back to the first weight, and none after it"
                 cause = f"the backward pass between {names[last]} and {names[last + 1]}: often an "
                 cause += "all-reduce that is missing or too much"
-            elif most[1] < len(wrong) or not cause:
-                cause = cause and f"of {most[1]}: {most[0][0]}; {cause}"
+            elif len(wrong) == len(names) and len({*patterns.values()}) > 1:
+                cause = f"other samples or another loss, or the backward pass after {names[-1]}"
         of = "all" if len(wrong) == len(names) else f"{len(wrong)} of {len(names)}"
         lines = [
             self.line(name, errors[name], patterns[name][0] * (len({*patterns.values()}) > 1))
@@ -285,26 +327,36 @@ class Judgement:
         """Returns a weight with its difference and the line that makes it."""
         return "  ".join(filter(None, (name, f"{error:.1e}", text, self.step.lines.get(name))))
 
-    def pattern(self, copies: Sequence[Copy]) -> tuple[str, str]:
+    def close(self, a: Tensor, b: Tensor, name: str) -> bool:
+        """Returns whether two gradients of a weight are equal but for rounding."""
+        return bool((a - b).norm() <= 100 * self.bound * self.scales[name])
+
+    def pattern(self, name: str, copies: Sequence[Copy]) -> tuple[str, str]:
         """Returns in words how a weight's gradients are wrong, and what that usually means."""
+        close = partial(self.close, name=name)
         for kind, words in KINDS.items():
             some = self.neighbours(copies, kind)
-            if len(some) < 2 or all(_close(one.value, some[0].value) for one in some):
+            if len(some) < 2 or all(close(one.value, some[0].value) for one in some):
                 continue
             total = torch.stack([one.value for one in some]).sum(dim=0)
-            if _close(total, some[0].right):
-                return (
-                    f"partial on each {words} rank, and nobody sums it",
-                    CAUSES["partial tensor" if kind == "tensor" else "partial"],
-                )
-            if _close(total / len(some), some[0].right):
+            if close(total, some[0].right):
+                sequence = kind == "tensor" and self.step.ranks[0]["sequence"]
+                text = f"partial on each {words} rank, and nobody sums it"
+                return text, CAUSES["sequence" if sequence else kind]
+            if close(total / len(some), some[0].right):
                 return f"each {words} rank has its own, and nobody averages it", CAUSES["own"]
             return f"different on {words} ranks that all have it", CAUSES["various"]
-        factors = sorted({f"{one.factor:.4g}" for one in copies})
-        if all(_close(one.value, one.factor * one.right) for one in copies):
-            text = f"{' and '.join(factors)} times the right one"
-            return text, self.meaning(copies[0].factor) if len(factors) == 1 else ""
-        if right := [one.rank for one in copies if _close(one.value, one.right)]:
+        factors = sorted({f"{one.factor:.6g}" for one in copies})
+        if all(close(one.value, one.factor * one.right) for one in copies):
+            cause = self.meaning(copies[0].factor) if len(factors) == 1 else ""
+            is_sum = factors == [str(self.step.size("tensor"))]
+            if is_sum and "local" in self.step.ranks[0]["tensors"]:
+                local = self.step.copies("local", self.right.whole("gradient"))[name]
+                some = self.neighbours(local, "tensor")
+                if len(some) > 1 and all(close(one.value, some[0].value) for one in some):
+                    cause = CAUSES["twice"]
+            return f"{' and '.join(factors)} times the right one", cause
+        if right := [one.rank for one in copies if close(one.value, one.right)]:
             return f"right on rank {_listed(right)} only", ""
         return "different, and by no simple factor", ""
 
@@ -313,7 +365,7 @@ class Judgement:
 
         def key(one: Copy) -> Any:
             place = self.step.ranks[one.rank]["place"]
-            return [place[word] for word in ("stage", *KINDS) if word != kind], one.offset
+            return [place[word] for word in KINDS if word != kind], one.offset
 
         return [one for one in copies if key(one) == key(copies[0])]
 
@@ -371,29 +423,31 @@ class Judgement:
 def judge_alone(step: Step) -> Iterator[Finding]:
     """Yields what is wrong in a step of one process without any other."""
     one = step.ranks[0]
+    names = [name for name, *_ in one["pieces"]]
     if one["leak"]:
         text = f"outputs of {one['leak']} change with a later token"
         yield Finding("causality", text, "the mask lets a token see those after it")
+    if left := one["left"]:
+        text = f"a step begins with those of the step before, of {len(left)} weights"
+        yield Finding("gradients", text, "", left[:3])
+    tensors = [one["tensors"][kind] for kind in ("gradient", "weight", "updated")]
+    reached = zip(names, one["reached"], tensors[0], strict=True)
+    if unreached := [name for name, is_it, gradient in reached if not is_it and not gradient.any()]:
+        text = f"no backward pass reaches {len(unreached)} of {len(names)} weights"
+        cause = "they are not used, or what they compute is detached"
+        yield Finding("gradients", text, cause, step.with_lines(unreached))
     same = [
         name
-        for (name, *_), gradient, old, new in zip(
-            one["pieces"],
-            *(one["tensors"][kind] for kind in ("gradient", "weight", "updated")),
-            strict=True,
-        )
+        for name, gradient, old, new in zip(names, *tensors, strict=True)
         if gradient.any() and torch.equal(old, new)
     ]
-    if len(same) == len(step.shapes) and not one["stepped"]:
+    if len(same) == len(names) and not one["stepped"]:
         cause = "Megatron's DistributedDataParallel leaves `grad` empty: use get_megatron_optimizer"
         yield Finding("update", "no weight changes", cause)
-    elif 0 < len(same) < len(step.shapes):
+    elif 0 < len(same) < len(names):
+        text = f"{len(same)} of {len(names)} weights do not change"
         cause = "the optimizer does not have them, or has them with a learning rate of 0"
-        yield Finding(
-            "update",
-            f"{len(same)} weights do not change",
-            cause,
-            [f"{name}  {step.lines[name]}" for name in same[:MOST]],
-        )
+        yield Finding("update", text, cause, step.with_lines(same))
 
 
 def notes_of(step: Step) -> Iterator[str]:
@@ -407,14 +461,12 @@ def notes_of(step: Step) -> Iterator[str]:
             "calculate_per_token_loss=True divides by the tokens of the step"
         )
     if empty := [name for _, name, _, value in step.parts("gradient") if not value.any()]:
-        yield f"these have no gradient: {', '.join(empty[:MOST])}"
+        yield f"the gradient is 0 of {', '.join(empty[:MOST])}"
+    if one["tokens"] and one["leak"] is None:
+        yield "causality was not checked, since no module says that it is causal (--causal)"
     pairs = zip(one["tensors"]["weight"], one["tensors"]["updated"], strict=True)
     if one["stepped"] and all(torch.equal(old, new) for old, new in pairs):
         yield "no weight changes in this step (is its learning rate 0?), so no update was compared"
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).norm() <= 1e-3 * b.norm())
 
 
 def _number(value: Any) -> float:

@@ -4,7 +4,7 @@ Megatron's `sharded_state_dict` and torch's `DTensor` say where each part belong
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,6 @@ class Piece:
         strides, first = self.place
         return local.reshape(-1).as_strided(self.sizes, strides, first + local.storage_offset())
 
-    def in_whole(self, whole: Tensor) -> Tensor:
-        """Returns this part of the whole weight, or less if that one is smaller."""
-        ends = zip(self.offset, self.sizes, strict=True)
-        return whole[tuple(slice(first, first + size) for first, size in ends)]
-
 
 def pieces_of(models: Sequence[Any]) -> list[Piece]:
     """Returns the parts of all trained weights of this rank's chunks, in the model's order."""
@@ -94,6 +89,8 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
         if new == 1 and STACKED.search(name):  # one tensor has a weight of all layers
             name, new = STACKED.sub(f"layers.{offset[0]}.", name), 0
             shape, offset = shape[1:], offset[1:]
+        if getattr(owner, "tensor_model_parallel", False) and part.data.shape == tuple(shape):
+            shape, offset = _sharded(owner, shape)  # a ModuleList's state does not say so
         yield Piece(
             name,
             names[owner],
@@ -103,6 +100,16 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
             owner,
             ((0,) * new + part.data.stride(), (at - owner.data_ptr()) // owner.element_size()),
         )
+
+
+def _sharded(parameter: Any, shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Returns whole shape and offset of a parameter by the attributes of Megatron's layers."""
+    from megatron.core import parallel_state
+
+    whole, offset, axis = [*shape], [0] * len(shape), parameter.partition_dim
+    offset[axis] = whole[axis] * parallel_state.get_tensor_model_parallel_rank()
+    whole[axis] *= parallel_state.get_tensor_model_parallel_world_size()
+    return whole, offset
 
 
 def _of_torch(module: nn.Module) -> Iterator[Piece]:
@@ -119,20 +126,33 @@ def _of_torch(module: nn.Module) -> Iterator[Piece]:
             yield Piece(name, name, shape, tuple(offset), tuple(sizes), parameter)
 
 
+def part_of(whole: Tensor, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Returns the part of a whole tensor that begins at a place, or less at the whole's end."""
+    ends = zip(offset, shape, strict=True)
+    return whole[tuple(slice(first, first + size) for first, size in ends)]
+
+
+def put_together(parts: Iterable[tuple[Any, Tensor]]) -> dict[str, Tensor]:
+    """Returns whole tensors from parts, NaN where there is none.
+
+    Args:
+        parts: Pairs of a piece as `StepValues` writes it (name, shape, offset...), and its part.
+    """
+    found: dict[str, Tensor] = {}
+    for (name, shape, offset, *_), part in parts:
+        if name not in found:
+            found[name] = torch.full(shape, torch.nan, dtype=part.dtype)
+        part_of(found[name], offset, part.shape).copy_(part)
+    return found
+
+
 @torch.no_grad()
 def copy_into(pieces: Sequence[Piece], wholes: dict[str, Tensor]) -> None:
-    """Gives this rank's weights the values of whole ones; of padding, what both have.
-
-    Raises:
-        ValueError: There is no weight of a piece's name.
-    """
+    """Gives this rank's weights the values of whole ones, where these have the same form."""
     for piece in pieces:
-        if piece.name not in wholes:
-            raise ValueError(f"{piece.name} is not among the weights of one process.")
-        part = piece.in_whole(wholes[piece.name])
-        own = piece.of(piece.parameter)
-        if own.shape == part.shape:  # the judge names others
-            own.copy_(part)
+        if (whole := wholes.get(piece.name)) is not None and whole.shape == piece.shape:
+            own = piece.of(piece.parameter)
+            own.copy_(part_of(whole, piece.offset, piece.sizes))
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:

@@ -85,7 +85,7 @@ class Words:
 
     Args:
         text: What its --help prints.
-        given: The user's own, by kind or layout: {"TP2": "--tp 2"}.
+        given: The user's own, by layout, or by kind with {} for the size: {"TP": "--tp {}"}.
     """
 
     def __init__(self, text: str, given: dict[str, str]) -> None:
@@ -102,15 +102,15 @@ class Words:
         Raises:
             UserError: The program has none for one of its kinds.
         """
-        if layout.name in self.given:
+        if layout.name in self.given and layout.name not in WORDS:  # `SP` alone is a kind
             return self.given[layout.name].split()
         options = []
         for kind, size in layout.sizes.items():
             if kind == "DP":
                 continue
-            own = self.given.get(f"{kind}{size}", self.given.get(kind))
+            own = self.given.get(f"{kind}{size}", self.given.get(kind, "").format(size))
             word = self.find(WORDS[kind])
-            if own is not None:
+            if own:
                 options += own.split()
             elif word is None:
                 raise UserError(f"--help names no option for {IN_WORDS[kind]}")

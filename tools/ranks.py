@@ -109,6 +109,6 @@ def waits(program: Path, ranks: int, folder: Path, logs: Path) -> Iterator[str]:
         event = json.loads(file.read_text()) if file.exists() else {"phase": "nothing"}
         words = f": {words_of(event)}" if "bytes" in event else ""
         log = (logs / f"{rank}.log").read_text().rpartition("most recent call first")[2]
-        line = re.search(rf'File ".*{re.escape(program.name)}", (line \d+)', log)
-        yield f"  rank {rank}, {event['phase']}{words}{f' ({line[1]})' if line else ''}"
+        line = re.search(rf'File ".*({re.escape(program.name)})", (line \d+)', log)
+        yield f"  rank {rank}, {event['phase']}{words}{f' ({line[1]}, {line[2]})' if line else ''}"
     yield f"The tracebacks are in {logs / '*.log'}."

@@ -55,7 +55,9 @@ def record(model: nn.Module) -> Iterator[Recording]:
     yield step
     if values is not None:
         place = place_of(model)
-        values.end(place=place, losses=step.losses, counts=[], events=[], experts=None)
+        values.end(
+            place=place, losses=step.losses, counts=[], events=[], experts=None, sequence=False
+        )
         if is_last:
             if distributed.is_initialized():
                 distributed.barrier()

@@ -116,6 +116,7 @@ class Recorder(_TorchDispatchMode):
             self.values.look_back(call if self.is_last else {})
         self.write()
         if self.is_last:
+            self.begin("after the step")
             distributed.barrier()  # others may still receive what this rank has sent
             sys.stdout.flush()
             os._exit(0)
@@ -131,12 +132,13 @@ class Recorder(_TorchDispatchMode):
         )
         config = get_model_config(models[0])
         self.found["experts"] = getattr(config, "num_moe_experts", None)
+        self.found["sequence"] = config.sequence_parallel
         finalize = config.finalize_model_grads_func
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
             self.begin("gradients")
             if self.values is not None:
-                self.values.keep_local()
+                self.values.keep_gradients("local")
             return finalize(*args, **kwargs)
 
         if finalize is not None:
@@ -146,9 +148,14 @@ class Recorder(_TorchDispatchMode):
         self.batches, self.samples = [], []
         self.__enter__()
         try:
-            return schedule(**call)
+            reports = schedule(**call)
         finally:
             config.finalize_model_grads_func = finalize
+        if self.values is not None:
+            self.is_own = True
+            self.values.keep_gradients("scheduled")
+            self.is_own = False
+        return reports
 
     def forward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records a forward pass."""
@@ -193,7 +200,7 @@ class Recorder(_TorchDispatchMode):
         self.begin("optimizer")
         if self.values is not None:
             self.is_own = True  # a communication that is not the program's
-            self.values.keep_reduced()
+            self.values.keep_gradients("gradient")
             self.is_own = False
         result = function(*args, **kwargs)
         if self.values is not None:

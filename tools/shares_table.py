@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from megakit.job.layout import Layout
-
 if TYPE_CHECKING:
+    from megakit.job.layout import Layout
+
     from .shares import Share
 
 #: A job of at most so many ranks gets a row for the coordinates of each rank.
@@ -16,7 +16,7 @@ STORED: tuple[str, ...] = ("ranks", "stage", "parameters", "weights", "gradients
 
 
 def description(
-    model: str, layout: Layout, precision: str, shares: Sequence["Share"]
+    model: str, layout: "Layout", precision: str, shares: Sequence["Share"]
 ) -> Iterator[str]:
     """Yields the lines that `./run layout` prints.
 

@@ -1,5 +1,6 @@
 """What a rank computes in a training step, as it is compared with other ranks and layouts."""
 
+import contextlib
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from .causality import find_leak, is_causal
-from .pieces import Piece, copy_into, gathered_gradients, gradient_of, pieces_of
+from .causality import find_leak, is_causal, is_tokens, outputs_of
+from .pieces import (
+    Piece,
+    copy_into,
+    gathered_gradients,
+    gradient_of,
+    pieces_of,
+    put_together,
+)
 
 #: The line of each weight that made it: outside of libraries if it can.
 made: dict[nn.Parameter, str] = {}
@@ -24,18 +32,28 @@ class StepValues:
     Args:
         file: For the values.
         first: Such a file of one process, whose weights this process takes; None for that process.
+        causal: Whether the model is causal also if no module says so.
     """
 
-    def __init__(self, file: Path, first: Path | None) -> None:
-        self.file, self.first = file, first
+    def __init__(self, file: Path, first: Path | None, causal: bool = False) -> None:
+        self.file, self.first, self.causal = file, first, causal
         self.models: Sequence[Any] = ()
         self.pieces: list[Piece] = []
         #: By kind of value, one tensor for each piece.
         self.tensors: dict[str, list[Tensor]] = {}
         self.found: dict[str, Any] = {"norm": None, "clipped": 1.0, "stepped": False}
-        self.found |= {"rows": [], "terms": 0, "leak": "", "left": []}
+        self.found |= {
+            "rows": [],
+            "terms": 0,
+            "leak": None,
+            "left": [],
+            "outputs": {},
+            "tokens": False,
+        }
         self.unclipped: dict[nn.Parameter, Tensor] = {}
-        self.hook: Any = None
+        self.reached: set[nn.Parameter] = set()  # by a backward pass
+        self.nodes: list[Any] = []
+        self.watching = contextlib.ExitStack()
 
     def begin(self, models: Sequence[Any]) -> None:
         """Notes the first weights, and replaces them by those of one process."""
@@ -43,10 +61,17 @@ class StepValues:
         self.found["first"] = [checksum([one.of(one.parameter)]) for one in self.pieces]
         if self.first is not None:
             one = torch.load(self.first)
-            named = zip(one["pieces"], one["tensors"]["weight"], strict=True)
-            copy_into(self.pieces, {piece[0]: whole for piece, whole in named})
+            weights = zip(one["pieces"], one["tensors"]["weight"], strict=True)
+            copy_into(self.pieces, put_together(weights))
         self.keep("weight", {one.parameter: one.parameter for one in self.pieces})
-        self.hook = register_optimizer_step_pre_hook(lambda *_: self.keep_reduced())
+        hook = register_optimizer_step_pre_hook(lambda *_: self.keep_gradients("gradient"))
+        self.watching.callback(hook.remove)
+        for model in models:
+            self.watching.enter_context(outputs_of(model, self.found["outputs"]))
+        for parameter in {one.parameter for one in self.pieces}:
+            node: Any = parameter.view_as(parameter).grad_fn
+            self.nodes.append(node.next_functions[0][0])
+            self.nodes[-1].register_hook(lambda *_, one=parameter: self.reached.add(one))
 
     def read(self, batch: Any) -> None:
         """Notes the samples of a micro batch: a checksum of each one's rows in all tensors."""
@@ -54,6 +79,7 @@ class StepValues:
         size = max((len(leaf) for leaf in leaves), default=0)
         whole = [leaf for leaf in leaves if len(leaf) == size]
         self.found["rows"].append([checksum([leaf[row] for leaf in whole]) for row in range(size)])
+        self.found["tokens"] = any(map(is_tokens, leaves))
         self.found["terms"] += sum(leaf.numel() for leaf in leaves[:1])
 
     def keep(self, kind: str, values: Mapping[Any, Tensor]) -> None:
@@ -65,18 +91,20 @@ class StepValues:
             for piece in self.pieces
         ]
 
-    def keep_local(self) -> None:
-        """Notes the gradients of this rank's own micro batches."""
-        found = {one: gradient_of(one) for model in self.models for one in model.parameters()}
-        self.keep("local", {k: v for k, v in found.items() if v is not None})
+    def keep_gradients(self, kind: str) -> None:
+        """Notes gradients, once.
 
-    def keep_reduced(self) -> None:
-        """Notes the gradients that the optimizer gets, when its step begins."""
-        if "gradient" in self.tensors:
+        Args:
+            kind: `local`, of this rank's own micro batches; `scheduled`, what the schedule leaves;
+                `gradient`, what the optimizer gets.
+        """
+        if kind in self.tensors:
             return
         found = {one.parameter: gradient_of(one.parameter) for one in self.pieces}
-        self.unclipped = {k: v.clone() for k, v in found.items() if v is not None}
-        self.keep("gradient", gathered_gradients(self.models))
+        own = {parameter: one for parameter, one in found.items() if one is not None}
+        if kind == "scheduled" or not self.unclipped:
+            self.unclipped = {parameter: one.clone() for parameter, one in own.items()}
+        self.keep(kind, own if kind == "local" else gathered_gradients(self.models))
 
     def keep_step(self, norm: Any) -> None:
         """Notes the norm that Megatron's optimizer returns, and the factor of its clipping."""
@@ -95,13 +123,14 @@ class StepValues:
         """
         self.found["left"] = sorted(left_over(self.models))
         batches, model = call.get("data_iterator"), self.models[0]
-        if self.first is None and batches is not None and is_causal(model):
+        if self.first is None and batches is not None and (self.causal or is_causal(model)):
             self.found["leak"] = find_leak(call["forward_step_func"], batches, model)
 
     def end(self, **found: Any) -> None:
         """Notes the weights after the step, and writes the file."""
-        self.hook.remove()
-        self.keep_reduced()
+        self.watching.close()
+        self.keep_gradients("gradient")
+        self.found["reached"] = [one.parameter in self.reached for one in self.pieces]
         self.keep("updated", {one.parameter: one.parameter for one in self.pieces})
         pieces = [(one.name, one.shape, one.offset, origin(one)) for one in self.pieces]
         torch.save(self.found | found | {"pieces": pieces, "tensors": self.tensors}, self.file)
@@ -152,11 +181,13 @@ def watch_weights() -> None:
 
 
 def _line(frame: Any) -> str:
-    lines = []
+    """Returns the innermost line outside of libraries, and the line that called its function."""
+    lines: list[str] = []
     while frame is not None:
         path = frame.f_code.co_filename
         if "/torch/" not in path and "<" not in path:
             lines.append(f"{path}:{frame.f_lineno}")
         frame = frame.f_back
-    own = [line for line in lines if "/site-packages/" not in line and "/lib/python" not in line]
-    return (own or lines or [""])[0]
+    libraries = ("/site-packages/", "/lib/python", "/megatron/core/", f"{Path(__file__).parent}/")
+    own = [line for line in lines if not any(name in line for name in libraries)] or lines[:1]
+    return " from ".join([*own[:1], *(line.rpartition(":")[2] for line in own[1:2])])

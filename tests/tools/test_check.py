@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -60,6 +61,33 @@ FAULTS = {
     "a loss that float32 would round": (
         *(AUTOENCODER, "images)\n", "images) * (1 + 1e-8 * distributed.get_world_size())\n"),
         *("DP2", "wrong: loss"),
+    ),
+    "a whole gradient that is summed": (
+        *(AUTOENCODER, "    buffers = D"),
+        "    config.sequence_parallel = model.linear4.bias.sequence_parallel = True\n"
+        "    buffers = D",
+        "TP2",
+        r"gradients, 1 of 8: 2 times the right one\n        linear4.bias .*\n    Usually: each",
+    ),
+    "each rank clips by a norm of its own": (
+        *(AUTOENCODER, "        optimizer.step()"),
+        "        for p in model.parameters():\n"
+        "            p.main_grad /= sum(float(q.main_grad.norm()) for q in model.parameters())\n"
+        "        optimizer.step()",
+        *("TP2", "gradients, right when the schedule ends, and wrong when the optimizer's step"),
+    ),
+    "a layer that is wrong if it is sharded": (
+        *(
+            AUTOENCODER,
+            "self.linear4(self.linear3(z)[0].relu())",
+            "self.linear4(self.linear3(z * len(self.linear1.weight))[0].relu())",
+        ),
+        *("TP2", "Usually: the forward pass: outputs are wrong from linear3 on"),
+    ),
+    "a weight that is not used": (
+        *(AUTOENCODER, "return self.linear4(self.linear3(z)[0].relu())[0]"),
+        "return self.linear4(self.linear3(z)[0].detach().relu())[0]",
+        *("MB4", r"wrong: gradients\n    gradients, no backward pass reaches 6 of 8 weights\n"),
     ),
     "a micro batch that counts twice": (
         *(AUTOENCODER, "return model(corrupted), loss_function"),
@@ -193,7 +221,9 @@ def test_what_is_refused(tmp_path):
 def test_the_tool_alone_on_the_newest_megatron(tmp_path, newest_venv):
     """Its wheel contains all that it imports; the environment has no NeMo."""
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-    run(*command, "--wheel-dir", tmp_path, REPOSITORY / "tools").output()
+    for name in ("tools", "megakit"):  # setuptools writes beside the sources
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    run(*command, "--wheel-dir", tmp_path, tmp_path / "tools").output()
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     (tmp_path / "loop.py").write_text(LOOP.replace("tools.record", "megatools.record"))
