@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 def is_causal(model: nn.Module) -> bool:
     """Returns whether a module says so, by the attribute of Megatron's attention."""
     kinds = (getattr(module, "attn_mask_type", None) for module in model.modules())
-    return any("causal" in getattr(kind, "name", "") for kind in kinds)
+    # Multi-token prediction reads the next tokens on purpose.
+    predicts_more = any("mtp" in name.split(".") for name, _ in model.named_modules())
+    return not predicts_more and any("causal" in getattr(kind, "name", "") for kind in kinds)
 
 
 def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module) -> str:

@@ -212,6 +212,8 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
                 raise UserError(f"more than {mine.max_ranks} ranks: --max-ranks")
             if "EP" in layout.sizes and not right.ranks[0]["experts"] and not given:
                 raise UserError("the model has no experts")
+            if "MB" in layout.sizes and right.ranks[0]["balances"] and not named:
+                raise UserError("the router's auxiliary loss is one of each micro batch")
             found.append(checker.judge(layout))
         except UserError as error:
             skipped[" ".join(error.problems)].append(layout.name)

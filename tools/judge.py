@@ -78,13 +78,13 @@ class Step:
     @cached_property
     def lines(self) -> dict[str, str]:
         """The line of code that makes each weight."""
-        return {name: line for rank in self.ranks for name, _, _, line in rank["pieces"]}
+        return {name: line for rank in self.ranks for name, _, _, line, _ in rank["pieces"]}
 
     def parts(self, kind: str) -> Iterator[tuple[int, str, tuple[int, ...], Any]]:
         """Yields each rank's parts of weights, or of values that belong to them."""
         for number, rank in enumerate(self.ranks):
             values = rank["tensors"].get(kind) or rank[kind]
-            for (name, _, offset, _), value in zip(rank["pieces"], values, strict=True):
+            for (name, _, offset, *_), value in zip(rank["pieces"], values, strict=True):
                 yield number, name, offset, value
 
     def whole(self, kind: str) -> dict[str, Tensor]:
@@ -313,6 +313,8 @@ class Judgement:
                 text += "; all from here back to the first weight, and none after it"
                 cause = f"the backward pass between {names[last]} and {names[last + 1]}: often an "
                 cause += "all-reduce that is missing or too much"
+                if "router" in wrong[0]:
+                    cause = "an auxiliary loss of the router that depends on the layout"
             elif len(wrong) == len(names) and len({*patterns.values()}) > 1:
                 cause = f"other samples or another loss, or the backward pass after {names[-1]}"
         of = "all" if len(wrong) == len(names) else f"{len(wrong)} of {len(names)}"
@@ -382,12 +384,26 @@ class Judgement:
                 if len(shown) == 1:
                     cause = "a weight that several ranks have counts several times, or the part of "
                     cause += "some ranks does not count (`tensor_model_parallel`, `shared`)"
-                yield Finding("norm", text, cause)
+                yield Finding("norm", text, cause, [*self.miscounted()][:MOST])
         factors = [rank["clipped"] for rank in (*self.right.ranks, *self.step.ranks)]
         if not max(_relative(factors[0], one) for one in factors) <= 10 * self.bound:
             others = " and ".join(sorted({f"{one:.5g}" for one in factors[1:]}))
             text = f"gradients are multiplied by {others}, but by {factors[0]:.5g} in one process"
             yield Finding("clipping", text, "all ranks have to clip by the norm of all gradients")
+
+    def miscounted(self) -> Iterator[str]:
+        """Yields weights whose attribute says of shards that they are whole, or the reverse."""
+        places = defaultdict(set)
+        for rank in self.step.ranks:
+            for name, _, offset, _, is_shard in rank["pieces"]:
+                places[name, is_shard].add((rank["place"]["tensor"][0], offset))
+        for (name, is_shard), found in places.items():
+            has_shards = len({offset for _, offset in found}) > 1
+            if len({rank for rank, _ in found}) > 1 and has_shards != is_shard:
+                text = "a shard, but `tensor_model_parallel` is not set"
+                if not has_shards:
+                    text = "whole on each rank, but `tensor_model_parallel` is set"
+                yield f"{name} is {text}  {self.step.lines[name]}"
 
     def update(self) -> Iterator[Finding]:
         """Each weight changes as in one process, where its gradient is more than rounding."""

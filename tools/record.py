@@ -56,7 +56,13 @@ def record(model: nn.Module) -> Iterator[Recording]:
     if values is not None:
         place = place_of(model)
         values.end(
-            place=place, losses=step.losses, counts=[], events=[], experts=None, sequence=False
+            place=place,
+            losses=step.losses,
+            counts=[],
+            events=[],
+            experts=None,
+            sequence=False,
+            balances=False,
         )
         if is_last:
             if distributed.is_initialized():

@@ -25,7 +25,7 @@ from torch.distributed import ProcessGroup
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
-from megakit.runtime import use_megatron
+from megakit.runtime.accelerator import run_megatron
 from megakit.runtime.patching import require_attribute
 
 from . import record
@@ -133,6 +133,8 @@ class Recorder(_TorchDispatchMode):
         config = get_model_config(models[0])
         self.found["experts"] = getattr(config, "num_moe_experts", None)
         self.found["sequence"] = config.sequence_parallel
+        kinds = str(getattr(config, "moe_router_load_balancing_type", ""))
+        self.found["balances"] = bool(re.search(r"(?<!seq_)aux_loss", kinds))
         finalize = config.finalize_model_grads_func
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +147,7 @@ class Recorder(_TorchDispatchMode):
             config.finalize_model_grads_func = finalize_model_grads
         # A validation may have come before.
         self.events, self.losses, self.counts, self.passes = [], [], [], Counter()
-        self.batches, self.samples = [], []
+        self.batches = []
         self.__enter__()
         try:
             reports = schedule(**call)
@@ -358,7 +360,7 @@ def watch_samples(samples: list[int]) -> None:
 def prepare(program: Path) -> None:
     """Patches Megatron for this machine, and imports it: the source beside the program, if any."""
     sys.path.insert(0, str(program.resolve().parent))
-    use_megatron("gpu" if torch.cuda.is_available() else "cpu")
+    run_megatron("gpu" if torch.cuda.is_available() else "cpu")
     from megatron.core import optimizer, pipeline_parallel  # noqa: F401
 
 

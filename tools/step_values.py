@@ -132,8 +132,15 @@ class StepValues:
         self.keep_gradients("gradient")
         self.found["reached"] = [one.parameter in self.reached for one in self.pieces]
         self.keep("updated", {one.parameter: one.parameter for one in self.pieces})
-        pieces = [(one.name, one.shape, one.offset, origin(one)) for one in self.pieces]
+        pieces = [
+            (one.name, one.shape, one.offset, origin(one), is_shard(one)) for one in self.pieces
+        ]
         torch.save(self.found | found | {"pieces": pieces, "tensors": self.tensors}, self.file)
+
+
+def is_shard(piece: Piece) -> bool:
+    """Returns whether Megatron takes a weight for a shard, which each rank adds to the norm."""
+    return bool(getattr(piece.parameter, "tensor_model_parallel", False))
 
 
 def origin(piece: Piece) -> str:

@@ -147,7 +147,6 @@ def _use(name: Literal["cpu", "gpu"], uses_nemo: bool) -> None:
     leave_out_compiler()
 
 
-@functools.cache
 def use_megatron(name: Literal["cpu", "gpu"]) -> None:
     """Patches Megatron-Core, for programs without NeMo; call it before any other use of Megatron.
 
@@ -156,9 +155,18 @@ def use_megatron(name: Literal["cpu", "gpu"]) -> None:
     Raises:
         ValueError: The name is not `cpu` or `gpu`.
     """
+    run_megatron(name)
+    from megakit.runtime import contiguous_sums
+
+    contiguous_sums.mend_sums()
+
+
+@functools.cache
+def run_megatron(name: Literal["cpu", "gpu"]) -> None:
+    """Makes the patches without which Megatron-Core does not run here; its results are its own."""
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
-    from megakit.runtime import contiguous_sums, megatron_on_cpu, optional_packages
+    from megakit.runtime import megatron_on_cpu, optional_packages
 
     if name == "cpu":
         megatron_on_cpu.patch_torch()
@@ -166,7 +174,6 @@ def use_megatron(name: Literal["cpu", "gpu"]) -> None:
     optional_packages.define_numpy_product()
     if name == "cpu":
         megatron_on_cpu.patch_rng_tracker_state()
-    contiguous_sums.mend_sums()
 
 
 def keep_freed_memory() -> None:

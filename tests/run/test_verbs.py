@@ -12,7 +12,7 @@ from tests.run.conftest import BASE_PYTHON, as_if_set_up, start, write_program
 from tests.scripts import REPOSITORY, run
 
 VERBS = (
-    "tutorial tests pretrain finetune predict trace layout compare tensorboard notebook "
+    "tutorial tests pretrain finetune predict check trace layout compare tensorboard notebook "
     "ladder exercise experiment benchmarks new setup"
 )
 

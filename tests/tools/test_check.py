@@ -103,7 +103,7 @@ FAULTS = {
     "a norm's gradient stays partial": (
         *(GPT, "norm.weight.sequence_parallel = config.sequence_parallel", "pass", "SP"),
         r"wrong: gradients\n    gradients, 9 of 27: partial on each tensor-parallel rank, and "
-        r"nobody sums it\n        decoder.final_layernorm.weight .*/3_megatron.py:123\n",
+        r"nobody sums it\n        decoder.final_layernorm.weight .*/3_megatron.py:123 from 188\n",
     ),
     "a mean is multiplied by the context-parallel ranks": (
         *(GPT, "if model.config.calculate_per_token_loss", "if False", "CP2"),
