@@ -185,7 +185,8 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
     given = dict(one.partition("=")[::2] for one in mine.layout)
     every = dict.fromkeys([*DEFAULT, *(name for name in given if name[-1:].isdigit())])
     layouts = [parse_layout(name) for name in named or every]
-    hide_gpus(max(layout.ranks for layout in layouts))
+    most = max(layout.ranks for layout in layouts)
+    hide_gpus(most if named else min(most, mine.max_ranks))
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not mine.float32:
         compute_in_float64()

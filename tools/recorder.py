@@ -134,7 +134,8 @@ class Recorder(_TorchDispatchMode):
         self.found["experts"] = getattr(config, "num_moe_experts", None)
         self.found["sequence"] = config.sequence_parallel
         kinds = str(getattr(config, "moe_router_load_balancing_type", ""))
-        self.found["balances"] = bool(re.search(r"(?<!seq_)aux_loss", kinds))
+        has_experts = self.found["experts"] is not None
+        self.found["balances"] = has_experts and bool(re.search(r"(?<!seq_)aux_loss", kinds))
         finalize = config.finalize_model_grads_func
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:

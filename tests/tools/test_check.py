@@ -178,9 +178,10 @@ def test_a_right_gpt_is_right_under_all_layouts(tmp_path, options):
     assert done.status == 0, done.err
     found = verdicts(done)
     assert {*found.values()} <= {"right", "fails"}
-    # gloo gathers no tensors of different sizes, as experts of tensor-parallel ranks demand.
+    # Megatron refuses experts under tensor parallelism without sequence parallelism.
     fails = {name for name, verdict in found.items() if verdict == "fails"}
-    assert fails <= {"TP2xEP2"}
+    assert all("TP2" in name for name in fails if options)
+    assert options or not fails
     assert len(found) >= (16 if options else 14)
 
 

@@ -334,8 +334,10 @@ def test_ranks_that_hang_are_told(before, of_rank_1, tmp_path):
     command = (sys.executable, "-P", "-c", code, *options)
     done = run(*command, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert (done.status, done.out) == (1, "")
-    assert f"  rank 1, {of_rank_1} (line {number})\n" in done.err
-    assert re.search(r"  rank 0, \w+ 1: all-reduce [\d.]+ k?B tensor 0 1 \(line \d+\)\n", done.err)
+    assert f"  rank 1, {of_rank_1} (own.py, line {number})\n" in done.err
+    assert re.search(
+        r"  rank 0, \w+ 1: all-reduce [\d.]+ k?B tensor 0 1 \(own.py, line \d+\)\n", done.err
+    )
 
 
 #: A program that waits.
