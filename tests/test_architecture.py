@@ -279,9 +279,9 @@ class TestGpus:
 #: shell, without comments and docstrings. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 62180,  # grew by what runs without NeMo, beside what NeMo's half shares
+    "megakit": 62200,  # grew by what runs without NeMo, beside what NeMo's half shares
     "megakit/job": 13040,  # grew by ranks that meet only in their own job, and by full disks
-    "megakit/runtime": 8800,  # grew by Adam's patches, from training, and by a later Megatron-Core
+    "megakit/runtime": 8820,  # grew by Adam's patches, from training, and by a later Megatron-Core
     "megakit/checkpoints": 3310,
     "megakit/training": 6500,  # what both chains share
     "megakit/data": 7200,
@@ -289,13 +289,13 @@ ROOMS = {
     "megakit/nemo": 15590,  # what needs NeMo or Lightning, from five rooms
     "megakit/testing": 3270,
     "mnist": 9690,
-    "tools": 12880,  # grew by trace, by ranks that hang, and by checkpoints of Megatron-LM
+    "tools": 23920,  # grew by check: values of a step, judgement, layouts, loops of one's own
     "model_components.py": 1690,
     "model_trainer.py": 230,
     "model_pretrain.py": 330,
     "model_finetune.py": 380,
     "model_predict.py": 560,
-    "ladder": 11730,  # grew by the second ladder, and by rows that fail
+    "ladder": 11400,  # grew by the second ladder, and by rows that fail
     "exercises": 7060,  # grew by what was accepted though wrong, and by ranks that are slow
     "examples": 12920,  # grew by the chain without NeMo
     "experiments": 4830,
@@ -303,8 +303,8 @@ ROOMS = {
     "docs": 2210,  # grew by three pictures
     "notebooks": 3310,
     "benchmarks": 19940,  # grew by the loop without NeMo beside the others
-    "tests": 134710,  # grew by the guarantees of two chains
-    "run": 790,  # grew by help before the set-up
+    "tests": 137570,  # grew by the faults that check has to find
+    "run": 800,  # grew by help before the set-up
     "run_setup.sh": 1170,
     ".ci/run": 320,
 }
