@@ -159,6 +159,8 @@ class Judgement:
     def samples(self) -> Iterator[Finding]:
         """Replicas share the samples of the step; the ranks of one replica read the same."""
         owners: dict[int, int] = {}
+        rows = Counter(row for batch in self.right.ranks[0]["rows"] for row in batch)
+        equal = {row for row, count in rows.items() if count > 1}  # samples with equal content
         for ranks in self.step.samples.values():
             if len({*ranks.values()}) > 1:
                 if self.step.size("context") == 1:  # else, each may have tokens of its own
@@ -167,13 +169,14 @@ class Judgement:
                     yield Finding("samples", text, cause)
                 return
             number = min(ranks)
-            both = {owners.setdefault(row, number) for row in ranks[number]} - {number}
+            own = ranks[number] - equal
+            both = {owners.setdefault(row, number) for row in own} - {number}
             if both:
                 text = f"ranks {min(both)} and {number}, of different replicas, read the same ones"
                 cause = "the sampler has to divide them between data-parallel ranks"
                 yield Finding("samples", text, cause)
                 return
-        expected = {row for rows in self.right.samples.get(0, {}).values() for row in rows}
+        expected = rows.keys() - equal
         if owners.keys() != expected:
             text = f"{len(expected - owners.keys())} of the {len(expected)} samples of one process "
             text += f"are not read, but {len(owners.keys() - expected)} others"
