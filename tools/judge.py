@@ -381,8 +381,8 @@ class Judgement:
         if norms and expected is not None:
             self.differences["norm"] = max(_relative(expected, one) for one in norms)
             if not self.differences["norm"] <= self.bound:
-                shown = sorted({f"{one:.6g}" for one in norms})
-                text = f"{' and '.join(shown)}, but {expected:.6g} in one process"
+                shown = sorted({f"{one:.9g}" for one in norms})
+                text = f"{' and '.join(shown)}, but {expected:.9g} in one process"
                 cause = "each rank takes the norm of its own part"
                 if len(shown) == 1:
                     cause = "a weight that several ranks have counts several times, or the part of "

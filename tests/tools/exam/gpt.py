@@ -106,6 +106,9 @@ class Model(ladder.GPTModel):
             parts.enorm = parts.hnorm = parts.layer_norm = ladder.Norm
         options |= {"mtp_block_spec": mtp, "parallel_output": config.fault != "gathered"}
         super().__init__(config, block, vp_stage=vp_stage, **(options | config.arguments))
+        for name, weight in self.named_parameters():
+            if name.endswith("softmax_offset"):  # Megatron leaves what was in the memory
+                torch.nn.init.zeros_(weight)
         if config.fault == "transposed" and self.post_process:
             self.output_layer.forward = logits_of
             mappings._reduce = getattr(mappings._reduce, "__wrapped__", mappings._reduce)
