@@ -223,6 +223,9 @@ class Judgement:
             factor = b / a if a else math.nan
             text = f"{b:.9g}, and {a:.9g} in one process, a difference of {b - a:.3g}"
             cause = self.meaning(factor) or "the loss function depends on the layout"
+            if len(self.step.ranks) == 1:
+                cause = "it depends on how samples are divided into micro batches: a mean of "
+                cause += "unequal means, or a micro batch that counts twice"
             if name := self.wrong_output():
                 cause = f"the forward pass: outputs are wrong from {name} on"
             yield Finding("loss", text, cause)
