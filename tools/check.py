@@ -79,13 +79,12 @@ class Checker:
         self, mine: argparse.Namespace, options: Sequence[str], words: Words, folder: Path
     ) -> None:
         self.program, self.steps, self.causal = mine.program, mine.steps, mine.causal
-        self.options, self.words, self.folder = [*options], words, folder
-        for names, value in SMALL:
+        self.words, self.folder, self.right = words, folder, list[Step]()
+        small: list[str] = []  # before the user's own, which count
+        for names, value in (*SMALL, (("--output-dir",), str(folder / "runs"))):
             if (word := words.find(names)) and word not in options:
-                self.options += [word, value]
-        if (word := words.find(["--output-dir"])) and word not in options:
-            self.options += [word, str(folder / "runs")]
-        self.right: list[Step] = []
+                small += [word, value]
+        self.options = [*small, *options]
 
     def record(self, layout: Layout) -> list[Step]:
         """Runs the steps under a layout, and returns them."""
