@@ -29,15 +29,16 @@ from typing import Any
 import torch
 
 from megakit.errors import UserError
-from megakit.runtime.signals import exit_status, handle_signals
 
 from . import ranks
+from .alone import judge_alone, notes_of
 from .float64 import compute_in_float64
-from .judge import SAFETY, Finding, Judgement, Step, judge_alone, notes_of
+from .judge import SAFETY, Judgement
 from .programs import DEFAULT, Layout, Words, hide_gpus, parse_layout
-from .ranks import FailedError, prepare_once, run_ranks
+from .ranks import FailedError, prepare_once, run_ranks, telling
 from .recorder import prepare, run
 from .step_values import StepValues, watch_weights
+from .steps import Finding, Step
 
 FOLDER = Path("runs/check")
 ONE = Layout("one process", {})
@@ -264,7 +265,6 @@ def heading(program: Path, right: Step) -> Iterator[str]:
 
 def main() -> int:
     """Runs the command and returns its exit status."""
-    handle_signals(lambda number, _: sys.exit(exit_status(number)))  # which ends the ranks, too
     name = os.environ.get("MEGAKIT_COMMAND", "check")
     kind: Any = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -300,18 +300,11 @@ def main() -> int:
     parser.add_argument("--causal", action="store_true", help=where)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     mine, options = parser.parse_known_args()
-    try:
+    with telling(name):
         if not mine.program.is_file():
             raise UserError(f"{mine.program}: there is no such program.")
         with tempfile.TemporaryDirectory() as folder:
             return check(mine, options, Path(folder))
-    except UserError as error:
-        for problem in error.problems:
-            print(f"{name}: {problem}", file=sys.stderr)
-        return 2
-    except FailedError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

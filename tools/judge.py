@@ -4,13 +4,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .pieces import part_of, put_together
 from .step_values import checksum
+from .steps import MOST, Copy, Finding, Step
 
 #: Times the rounding of a sum of n random terms, which grows with the root of n.
 SAFETY = 4
@@ -22,8 +23,6 @@ KINDS = {
     "data": "data-parallel",
     "stage": "pipeline-parallel",
 }
-#: Weights whose gradients are listed.
-MOST = 8
 #: What a wrong gradient usually means, by what its copies on several ranks have in common.
 CAUSES = {
     "sequence": "each rank uses it for its own tokens: does it carry `sequence_parallel`?",
@@ -37,99 +36,6 @@ CAUSES = {
     "twice": "each tensor-parallel rank has it whole, so their sum is too large: is the weight's "
     "`sequence_parallel` set without need?",
 }
-
-
-class Copy(NamedTuple):
-    """A rank's part of a value, beside the same part of the value of one process."""
-
-    rank: int
-    offset: tuple[int, ...]
-    value: Tensor
-    right: Tensor
-
-    @property
-    def factor(self) -> float:
-        """Returns the number that the right value has to be multiplied with to come nearest."""
-        square = float(self.right.square().sum())
-        return float((self.value * self.right).sum()) / square if square else math.nan
-
-
-class Finding(NamedTuple):
-    """What is wrong: the value, how, what that usually means, and lines with details."""
-
-    value: str
-    text: str
-    cause: str = ""
-    details: Sequence[str] = ()
-
-
-class Step:
-    """One training step of all ranks, as `StepValues` wrote it."""
-
-    def __init__(self, ranks: Sequence[dict[str, Any]]) -> None:
-        self.ranks = ranks
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each whole weight, in the order of the stages and of their models."""
-        ranks = sorted(self.ranks, key=lambda rank: rank["place"]["stage"][0])
-        return {name: shape for rank in ranks for name, shape, *_ in rank["pieces"]}
-
-    @cached_property
-    def lines(self) -> dict[str, str]:
-        """The line of code that makes each weight."""
-        return {name: line for rank in self.ranks for name, _, _, line, _ in rank["pieces"]}
-
-    def parts(self, kind: str) -> Iterator[tuple[int, str, tuple[int, ...], Any]]:
-        """Yields each rank's parts of weights, or of values that belong to them."""
-        for number, rank in enumerate(self.ranks):
-            values = rank["tensors"].get(kind) or rank[kind]
-            for (name, _, offset, *_), value in zip(rank["pieces"], values, strict=True):
-                yield number, name, offset, value
-
-    def whole(self, kind: str) -> dict[str, Tensor]:
-        """Returns each whole tensor in float64, NaN where no rank has a part of it."""
-        pairs = (
-            pair
-            for rank in self.ranks
-            for pair in zip(rank["pieces"], rank["tensors"][kind], strict=True)
-        )
-        found = put_together(pairs)
-        return {name: found[name].double() for name in self.shapes}
-
-    def copies(self, kind: str, right: dict[str, Tensor]) -> dict[str, list[Copy]]:
-        """Returns all ranks' parts of each weight's values, beside those of one process."""
-        found = defaultdict(list)
-        for rank, name, offset, value in self.parts(kind):
-            same = part_of(right[name], offset, value.shape)
-            found[name].append(Copy(rank, offset, value.double(), same))
-        return found
-
-    def with_lines(self, names: Sequence[str]) -> list[str]:
-        """Returns weights with the lines that make them."""
-        return [f"{name}  {self.lines[name]}" for name in names[:MOST]]
-
-    @cached_property
-    def loss(self) -> float:
-        """The value whose gradient the step takes."""
-        ranks = [rank for rank in self.ranks if rank["losses"] and not rank["place"]["tensor"][0]]
-        pairs = [pair for rank in ranks for pair in rank["losses"]]
-        tokens = sum(count for _, count in pairs)
-        return sum(loss for loss, _ in pairs) / (tokens or len(ranks) or 1)
-
-    def size(self, kind: str) -> int:
-        """Returns the number of ranks of a kind of parallelism."""
-        return int(self.ranks[0]["place"][kind][1])
-
-    @cached_property
-    def samples(self) -> dict[int, dict[int, frozenset[int]]]:
-        """The samples that each rank reads, by replica and rank."""
-        found: defaultdict[int, dict[int, frozenset[int]]] = defaultdict(dict)
-        for number, rank in enumerate(self.ranks):
-            if rank["rows"]:
-                rows = frozenset(row for batch in rank["rows"] for row in batch)
-                found[rank["place"]["data"][0]][number] = rows
-        return found
 
 
 class Judgement:
@@ -440,55 +346,6 @@ class Judgement:
             yield Finding(
                 "update", f"of {len(errors)} of {len(before)} weights", cause, lines[:MOST]
             )
-
-
-def judge_alone(step: Step) -> Iterator[Finding]:
-    """Yields what is wrong in a step of one process without any other."""
-    one = step.ranks[0]
-    names = [name for name, *_ in one["pieces"]]
-    if one["leak"]:
-        text = f"outputs of {one['leak']} change with a later token"
-        yield Finding("causality", text, "the mask lets a token see those after it")
-    if left := one["left"]:
-        text = f"a step begins with those of the step before, of {len(left)} weights"
-        yield Finding("gradients", text, "", left[:3])
-    tensors = [one["tensors"][kind] for kind in ("gradient", "weight", "updated")]
-    reached = zip(names, one["reached"], tensors[0], strict=True)
-    if unreached := [name for name, is_it, gradient in reached if not is_it and not gradient.any()]:
-        text = f"no backward pass reaches {len(unreached)} of {len(names)} weights"
-        cause = "they are not used, or what they compute is detached"
-        yield Finding("gradients", text, cause, step.with_lines(unreached))
-    same = [
-        name
-        for name, gradient, old, new in zip(names, *tensors, strict=True)
-        if gradient.any() and torch.equal(old, new)
-    ]
-    if len(same) == len(names) and not one["stepped"]:
-        cause = "Megatron's DistributedDataParallel leaves `grad` empty: use get_megatron_optimizer"
-        yield Finding("update", "no weight changes", cause)
-    elif 0 < len(same) < len(names):
-        text = f"{len(same)} of {len(names)} weights do not change"
-        cause = "the optimizer does not have them, or has them with a learning rate of 0"
-        yield Finding("update", text, cause, step.with_lines(same))
-
-
-def notes_of(step: Step) -> Iterator[str]:
-    """Yields what may be intended in a step of one process."""
-    one = step.ranks[0]
-    counts = {*one["counts"]} - {0}
-    if len(counts) > 1 and not any(count for _, count in one["losses"]):
-        yield (
-            f"each micro batch is divided by its own number of tokens, {min(counts)} to "
-            f"{max(counts)}, so the loss depends on how samples are divided into micro batches; "
-            "calculate_per_token_loss=True divides by the tokens of the step"
-        )
-    if empty := [name for _, name, _, value in step.parts("gradient") if not value.any()]:
-        yield f"the gradient is 0 of {', '.join(empty[:MOST])}"
-    if one["tokens"] and one["leak"] is None:
-        yield "causality was not checked, since no module says that it is causal (--causal)"
-    pairs = zip(one["tensors"]["weight"], one["tensors"]["updated"], strict=True)
-    if one["stepped"] and all(torch.equal(old, new) for old, new in pairs):
-        yield "no weight changes in this step (is its learning rate 0?), so no update was compared"
 
 
 def _number(value: Any) -> float:

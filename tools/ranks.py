@@ -1,11 +1,13 @@
 """Starts the ranks of a job in processes of this machine, and says which one hangs or failed."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import torch
 
 from megakit.errors import UserError
+from megakit.runtime.signals import exit_status, handle_signals
 
 from .programs import QUIET, told_by
 from .recorder import prepare
@@ -24,6 +27,21 @@ PATIENCE = 60
 
 class FailedError(Exception):
     """A rank ended with this error, or the ranks wait for each other."""
+
+
+@contextlib.contextmanager
+def telling(command: str) -> Iterator[None]:
+    """Ends the process if the block fails: with status 2 for the user's errors, 1 for the ranks'.
+
+    A signal ends the ranks, too.
+    """
+    handle_signals(lambda number, _: sys.exit(exit_status(number)))
+    try:
+        yield
+    except (UserError, FailedError) as error:
+        for problem in getattr(error, "problems", [str(error)]):
+            print(f"{command}: {problem}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 def redirect(stream: int, path: Path) -> int:

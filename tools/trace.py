@@ -21,10 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from megakit.errors import UserError
-from megakit.runtime.signals import exit_status, handle_signals
 
 from .programs import hide_gpus, split_ranks
-from .ranks import FailedError, prepare_once, run_ranks
+from .ranks import prepare_once, run_ranks, telling
 from .recorder import run
 from .trace_picture import draw
 from .trace_table import description
@@ -122,20 +121,12 @@ def trace(given: list[str]) -> None:
 
 def main() -> int:
     """Runs the command and returns its exit status."""
-    handle_signals(lambda number, _: sys.exit(exit_status(number)))  # which ends the ranks, too
     given, command = sys.argv[1:], os.environ.get("MEGAKIT_COMMAND", "trace")
     if {"-h", "--help"} & {*given}:
         print(__doc__)
         return 0
-    try:
+    with telling(command):
         trace(given)
-    except UserError as error:
-        for problem in error.problems:
-            print(f"{command}: {problem}", file=sys.stderr)
-        return 2
-    except FailedError as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        return 1
     return 0
 
 
