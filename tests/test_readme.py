@@ -30,10 +30,11 @@ def commands() -> str:
 def told(tmp_path_factory: pytest.TempPathFactory, mnist_dir: Path) -> tuple[Path, str]:
     """A folder in which all commands of the README have run, and what they told."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "run").symlink_to(REPOSITORY / "run")
+    for name in ("run", "model_pretrain.py"):
+        (folder / name).symlink_to(REPOSITORY / name)
     (folder / "data").symlink_to(mnist_dir.resolve())
-    bash = ("bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{commands()}")
-    done = run(*bash, cwd=folder, timeout=1200, VENV=sys.prefix)
+    script = f"exec 2>&1\n{commands()}"
+    done = run("bash", "-euo", "pipefail", "-c", script, cwd=folder, timeout=1200, VENV=sys.prefix)
     assert done.status == 0, done.out[-5000:]
     return folder, done.out
 
