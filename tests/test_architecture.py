@@ -289,7 +289,7 @@ ROOMS = {
     "megakit/nemo": 15590,  # what needs NeMo or Lightning, from five rooms
     "megakit/testing": 3270,
     "mnist": 9690,
-    "tools": 24000,  # grew by check: values of a step, judgement, layouts, loops of one's own
+    "tools": 24290,  # grew by check: values of a step, judgement, layouts, what would check nothing
     "model_components.py": 1690,
     "model_trainer.py": 230,
     "model_pretrain.py": 330,
@@ -303,7 +303,7 @@ ROOMS = {
     "docs": 2210,  # grew by three pictures
     "notebooks": 3310,
     "benchmarks": 19940,  # grew by the loop without NeMo beside the others
-    "tests": 137600,  # grew by the faults that check has to find
+    "tests": 137670,  # grew by the faults that check has to find
     "run": 800,  # grew by help before the set-up
     "run_setup.sh": 1170,
     ".ci/run": 320,

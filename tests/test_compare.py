@@ -24,22 +24,30 @@ MSE = "return self.report(nn.functional.mse_loss, x_hat, x, batch)"
 #: A bug: the stage, the layout, what is replaced in model_components.py, and what `check` says.
 CHECKED = {
     "the weights of a replicated layer differ by tensor-parallel rank": (
-        *("finetune", "TP2", 'config.seed, "digit_classifier"'),
+        "finetune",
+        "TP2",
+        'config.seed, "digit_classifier"',
         f'config.seed + {TENSOR}, "digit_classifier"',
         r"weights, ranks 0 and 1 have \S*digit_classifier.weight, and begin with different values",
     ),
     "each tensor-parallel rank drops other pixels": (
-        *("pretrain", "TP2", "self.corruption, self.seed)"),
+        "pretrain",
+        "TP2",
+        "self.corruption, self.seed)",
         f"self.corruption, self.seed + {TENSOR})",
         "samples, ranks 0, 1 of one replica read different ones",
     ),
     "each data-parallel rank shuffles on its own": (
-        *("pretrain", "DP2", "        if self.num_labels is not None:"),
+        "pretrain",
+        "DP2",
+        "        if self.num_labels is not None:",
         f"        self.seed += {DATA}\n        if self.num_labels is not None:",
         r"samples, (\d of the 8 samples of one process are not read|ranks 0 and 1, of different)",
     ),
     "gradients are not synchronized": (
-        *("pretrain", "DP2", "        return self(batch, batch_idx)\n"),
+        "pretrain",
+        "DP2",
+        "        return self(batch, batch_idx)\n",
         "        self.config.finalize_model_grads_func = lambda *_, **__: None\n"
         "        return self(batch, batch_idx)\n",
         "gradients, all: each data-parallel rank has its own, and nobody averages it",

@@ -26,7 +26,7 @@ def find_leak(step: Callable[..., Any], batches: Iterator[Any], model: nn.Module
         batches: Its micro batches, of which one tensor, (samples, tokens), is changed.
         model: The model, in one process.
     """
-    leaves, form = tree_flatten(next(batches))
+    leaves, form = tree_flatten(next(batches, None))
     numbers = (n for n, leaf in enumerate(leaves) if is_tokens(leaf))
     if (number := next(numbers, None)) is None:
         return ""

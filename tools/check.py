@@ -8,7 +8,7 @@ compares samples, loss, gradients, norm and update. Nothing of the program is ch
 A layout names kinds and their sizes: TP tensor parallel, SP sequence parallel, PP pipeline
 parallel, VP interleaved stages, DP data parallel, DO the distributed optimizer, CP context
 parallel, EP expert parallel, MB samples of a micro batch. Exit status: 0 all are right; 1 one is
-wrong, or a named one fails; 2 wrong options.
+wrong, a named one fails, or none was checked; 2 wrong options.
 """
 
 import argparse
@@ -133,6 +133,17 @@ class Checker:
         found.seconds = time.monotonic() - begin
         return found
 
+    def judge_or_fail(self, layout: Layout) -> Verdict:
+        """Returns what is said of a layout, also if the program fails or hangs under it."""
+        try:
+            return self.judge(layout)
+        except (FailedError, ValueError) as error:
+            verdict = "hangs" if "the ranks hang" in str(error) else "fails"
+            if verdict == "hangs":
+                ranks.PATIENCE = 15  # the next ones will not take longer
+            reason = [Finding("error", str(error))]
+            return Verdict(layout.name, layout.ranks, verdict, findings=reason)
+
 
 def communication(step: Step) -> str:
     """Returns in words what rank 0 communicates in a step."""
@@ -179,21 +190,52 @@ def rows_of(found: Verdict, before: Sequence[Verdict] = ()) -> Iterator[str]:
         yield f"    Rank 0 communicates: {found.communicates}"
 
 
+def layouts_of(mine: argparse.Namespace) -> list[Layout]:
+    """Returns the layouts to check.
+
+    Raises:
+        UserError: A number is below 1, or a name is not one of a layout.
+    """
+    numbers = {"--steps": mine.steps, "--max-ranks": mine.max_ranks}
+    problems = [f"{n} {size}: has to be at least 1." for n, size in numbers.items() if size < 1]
+    rule = "expected NAME=OPTIONS, such as 'TP=--tp {}' or 'TP2=--tp 2'."
+    problems += [f"--layout {one}: {rule}" for one in mine.layout if "=" not in one]
+    if problems:
+        raise UserError(problems)
+    given = [parse_layout(one.partition("=")[0]).name for one in mine.layout]
+    every = dict.fromkeys([*DEFAULT, *(name for name in given if name[-1].isdigit())])
+    return [parse_layout(name) for name in (mine.layouts.split(",") if mine.layouts else every)]
+
+
+def omitted(layout: Layout, right: dict[str, Any], mine: argparse.Namespace) -> str:
+    """Returns why a layout that nobody has named is not checked; empty if it is.
+
+    Args:
+        layout: The layout.
+        right: What one process recorded.
+        mine: The command's own options.
+    """
+    if layout.ranks > mine.max_ranks:
+        return f"more ranks than --max-ranks {mine.max_ranks}"
+    if "EP" in layout.sizes and not right["experts"] and not mine.layout:
+        return "the model has no experts"
+    if "MB" in layout.sizes and right["balances"]:
+        return "the router's auxiliary loss is one of each micro batch"
+    return ""
+
+
 def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int:
     """Checks all layouts, prints what is found, and returns the exit status."""
-    named = mine.layouts.split(",") if mine.layouts else []
-    given = dict(one.partition("=")[::2] for one in mine.layout)
-    every = dict.fromkeys([*DEFAULT, *(name for name in given if name[-1:].isdigit())])
-    layouts = [parse_layout(name) for name in named or every]
+    layouts = layouts_of(mine)
     most = max(layout.ranks for layout in layouts)
-    hide_gpus(most if named else min(most, mine.max_ranks))
+    hide_gpus(most if mine.layouts else min(most, mine.max_ranks))
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not mine.float32:
         compute_in_float64()
     prepare_once(mine.program, FOLDER / "start.log")
     watch_weights()
-    words = Words(help_of(mine.program, folder), given)
-    checker = Checker(mine, options, words, folder)
+    given = dict(one.partition("=")[::2] for one in mine.layout)
+    checker = Checker(mine, options, Words(help_of(mine.program, folder), given), folder)
     try:
         found = [checker.judge(ONE)]
     except FailedError as error:
@@ -203,48 +245,44 @@ def check(mine: argparse.Namespace, options: Sequence[str], folder: Path) -> int
         shutil.rmtree(folder)
         os.execv(sys.executable, [*sys.orig_argv, "--float32"])  # torch's names are changed here
     right = checker.right[0]
-    shown = sys.stderr if mine.json else sys.stdout
-    say = partial(print, sep="\n", file=shown, flush=True)
+    say = partial(print, sep="\n", file=sys.stderr if mine.json else sys.stdout, flush=True)
     say(*heading(mine.program, right), *rows_of(found[0]))
     skipped: defaultdict[str, list[str]] = defaultdict(list)
     for layout in layouts:
+        if not mine.layouts and (reason := omitted(layout, right.ranks[0], mine)):
+            skipped[reason].append(layout.name)
+            continue
         try:
-            if layout.ranks > mine.max_ranks and not named:
-                raise UserError(f"more than {mine.max_ranks} ranks: --max-ranks")
-            if "EP" in layout.sizes and not right.ranks[0]["experts"] and not given:
-                raise UserError("the model has no experts")
-            if "MB" in layout.sizes and right.ranks[0]["balances"] and not named:
-                raise UserError("the router's auxiliary loss is one of each micro batch")
-            found.append(checker.judge(layout))
+            found.append(checker.judge_or_fail(layout))
         except UserError as error:
             skipped[" ".join(error.problems)].append(layout.name)
-            continue
-        except (FailedError, ValueError) as error:
-            verdict = "hangs" if "the ranks hang" in str(error) else "fails"
-            if verdict == "hangs":
-                ranks.PATIENCE = 15  # the next ones will not take longer
-            reason = [Finding("error", str(error))]
-            found.append(Verdict(layout.name, layout.ranks, verdict, findings=reason))
-        say(*rows_of(found[-1], found[:-1]))
-    say("", *(f"Note: {note}." for note in notes_of(right)))
-    if others := [one.layout for one in found if one.draws]:
-        say(
-            f"Note: other first weights than in one process are drawn under {', '.join(others)}; "
-            "here, all begin with the same."
-        )
-    say(*(f"Not checked: {', '.join(names)} ({reason})." for reason, names in skipped.items()))
-    if any("--help" in reason for reason in skipped):
-        say("--layout 'TP=--tp {}' says what the program calls a kind, and --layout 'TP2=...' one.")
-    bad = [
-        one.layout
-        for one in found
-        if one.verdict != "right" and (one.verdict != "fails" or one.layout in named)
-    ]
-    say(f"Wrong: {', '.join(bad)}." if bad else "No layout is wrong.")
+        else:
+            say(*rows_of(found[-1], found[:-1]))
+    accepted = {"right"} if mine.layouts else {"right", "fails"}
+    wrong = [one.layout for one in found if one.verdict not in accepted]
+    is_checked = any(one.verdict != "fails" for one in found[1:])
+    say("", *remarks(right, found, skipped))
+    if wrong:
+        say(f"Wrong: {', '.join(wrong)}.")
+    else:
+        say("No layout is wrong." if is_checked else "No layout was checked.")
     if mine.json:
         layouts_found = [asdict(one) for one in found]
         print(json.dumps({"program": str(mine.program), "layouts": layouts_found, **skipped}))
-    return int(bool(bad) or bool(named and skipped))
+    return int(bool(wrong or (mine.layouts and skipped) or not is_checked))
+
+
+def remarks(right: Step, found: Sequence[Verdict], skipped: dict[str, list[str]]) -> Iterator[str]:
+    """Yields what may be intended, and what was not checked, and why."""
+    yield from (f"Note: {note}." for note in notes_of(right))
+    if others := [one.layout for one in found if one.draws]:
+        yield (
+            f"Note: other first weights than in one process are drawn under {', '.join(others)}; "
+            "here, all begin with the same."
+        )
+    yield from (f"Not checked: {', '.join(names)} ({reason})." for reason, names in skipped.items())
+    if any("--help" in reason for reason in skipped):
+        yield "--layout 'TP=--tp {}' says what the program calls a kind, 'TP2=...' one layout."
 
 
 def heading(program: Path, right: Step) -> Iterator[str]:

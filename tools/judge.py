@@ -207,35 +207,32 @@ class Judgement:
         wrong = [name for name in reversed(names) if not errors[name] <= self.bound]
         if not wrong:
             return
-        if all("scheduled" in one.ranks[0]["tensors"] for one in (self.right, self.step)):
-            before = self.step.copies("scheduled", self.right.whole("scheduled"))
-            pairs = ((name, one) for name in right for one in before[name])
-            if all(self.close(one.value, one.right, name) for name, one in pairs):
-                text = "right when the schedule ends, and wrong when the optimizer's step begins"
-                cause = "what the program does between the two, for example clipping by a norm"
-                yield Finding("gradients", text, cause, [self.line(wrong[0], errors[wrong[0]])])
-                return
+        if self.is_right_when_the_schedule_ends():
+            text = "right when the schedule ends, and wrong when the optimizer's step begins"
+            cause = "what the program does between the two, for example clipping by a norm"
+            yield Finding("gradients", text, cause, [self.line(wrong[0], errors[wrong[0]])])
+            return
         patterns = {name: self.pattern(name, found[name]) for name in wrong}
-        most = Counter(patterns.values()).most_common(1)[0]
-        text, cause = most[0]
-        if len({*patterns.values()}) > 1 or not cause:
-            text = text if len({*patterns.values()}) == 1 else "in different ways"
-            last = names.index(wrong[0])
-            if last + 1 == len(wrong) < len(names):
-                text += "; all from here back to the first weight, and none after it"
-                cause = f"the backward pass between {names[last]} and {names[last + 1]}: often an "
-                cause += "all-reduce that is missing or too much"
-                if "router" in wrong[0]:
-                    cause = "an auxiliary loss of the router that depends on the layout"
-            elif len(wrong) == len(names) and len({*patterns.values()}) > 1:
-                cause = f"other samples or another loss, or the backward pass after {names[-1]}"
+        text, cause = Counter(patterns.values()).most_common(1)[0][0]
+        if is_mixed := len({*patterns.values()}) > 1:
+            text = "in different ways"
+        if is_mixed or not cause:
+            where, reason = where_wrong(wrong, names, is_mixed)
+            text, cause = text + where, reason or cause
         of = "all" if len(wrong) == len(names) else f"{len(wrong)} of {len(names)}"
         lines = [
-            self.line(name, errors[name], patterns[name][0] * (len({*patterns.values()}) > 1))
-            for name in wrong[:MOST]
+            self.line(name, errors[name], patterns[name][0] * is_mixed) for name in wrong[:MOST]
         ]
         rest = [f"... and {len(wrong) - MOST} before them"] * (len(wrong) > MOST)
         yield Finding("gradients", f"{of}: {text}", cause, [*lines, *rest])
+
+    def is_right_when_the_schedule_ends(self) -> bool:
+        """Returns whether Megatron's schedule leaves the gradients of one process."""
+        if not all("scheduled" in one.ranks[0]["tensors"] for one in (self.right, self.step)):
+            return False
+        before = self.step.copies("scheduled", self.right.whole("scheduled"))
+        pairs = ((name, one) for name, copies in before.items() for one in copies)
+        return all(self.close(one.value, one.right, name) for name, one in pairs)
 
     def line(self, name: str, error: float, text: str = "") -> str:
         """Returns a weight with its difference and the line that makes it."""
@@ -346,6 +343,26 @@ class Judgement:
             yield Finding(
                 "update", f"of {len(errors)} of {len(before)} weights", cause, lines[:MOST]
             )
+
+
+def where_wrong(wrong: Sequence[str], names: Sequence[str], is_mixed: bool) -> tuple[str, str]:
+    """Returns in words where the wrong gradients are in the model, and what that usually means.
+
+    Args:
+        wrong: Weights with wrong gradients, from the last of the model to the first.
+        names: All weights, from the first to the last.
+        is_mixed: Whether they are wrong in different ways.
+    """
+    last = names.index(wrong[0])
+    if last + 1 == len(wrong) < len(names):
+        cause = f"the backward pass between {names[last]} and {names[last + 1]}: often an "
+        cause += "all-reduce that is missing or too much"
+        if "router" in wrong[0]:
+            cause = "an auxiliary loss of the router that depends on the layout"
+        return "; all from here back to the first weight, and none after it", cause
+    if len(wrong) == len(names) and is_mixed:
+        return "", f"other samples or another loss, or the backward pass after {names[-1]}"
+    return "", ""
 
 
 def _number(value: Any) -> float:

@@ -68,7 +68,7 @@ def parse_layout(name: str) -> Layout:
         found = re.fullmatch(rf"({'|'.join(WORDS)})(\d*)", part)
         if found is None or found[1] in sizes or found[2] in ("0", "1"):
             raise UserError(
-                f"--layouts {name}: expected kinds and sizes such as TP2, SP or TP2xPP2; the kinds "
+                f"layout {name}: expected kinds and sizes such as TP2, SP or TP2xPP2; the kinds "
                 f"are {', '.join(WORDS)}."
             )
         sizes[found[1]] = int(found[2] or 2)

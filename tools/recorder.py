@@ -1,4 +1,4 @@
-"""Runs a program as one rank of `./run trace`, and records its first training step.
+"""Runs a program as one rank of `check` or `trace`, and records its first training steps.
 
 A dispatch mode of torch sees each collective, send and receive, also those of the backward pass.
 Megatron's schedule calls functions of its module for each part of the step; here they also note
@@ -22,18 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
-from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 from megakit.runtime.accelerator import run_megatron
 from megakit.runtime.patching import require_attribute
 
 from . import record
+from .dispatch import DispatchMode
 from .float64 import in_float64
 from .step_values import StepValues, checksum
 
-#: torch's class has no types.
-_TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
 #: Words for torch's operations, by what their names begin with.
 KINDS = {
     "allreduce": "all-reduce",
@@ -48,7 +46,7 @@ DONE = "optimizer is done"
 Recordings = Iterable[tuple[StepValues | None, bool]]
 
 
-class Recorder(_TorchDispatchMode):
+class Recorder(DispatchMode):
     """Records one training step of this process.
 
     Attributes:
@@ -69,7 +67,7 @@ class Recorder(_TorchDispatchMode):
         self.result, self.recordings = result, iter(recordings)
         self.is_last = False
         self.values: StepValues | None = None
-        self.is_own = False  # a communication that is not the program's
+        self.is_own = False  # what is communicated now, by this recording
         self.found: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.samples: list[int] = []
@@ -140,8 +138,7 @@ class Recorder(_TorchDispatchMode):
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
             self.begin("gradients")
-            if self.values is not None:
-                self.values.keep_gradients("local")
+            self.keep_gradients("local")
             return finalize(*args, **kwargs)
 
         if finalize is not None:
@@ -154,11 +151,15 @@ class Recorder(_TorchDispatchMode):
             reports = schedule(**call)
         finally:
             config.finalize_model_grads_func = finalize
+        self.keep_gradients("scheduled")
+        return reports
+
+    def keep_gradients(self, kind: str) -> None:
+        """Lets the values keep gradients, whose communication is not the program's."""
         if self.values is not None:
             self.is_own = True
-            self.values.keep_gradients("scheduled")
+            self.values.keep_gradients(kind)
             self.is_own = False
-        return reports
 
     def forward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records a forward pass."""
@@ -201,10 +202,7 @@ class Recorder(_TorchDispatchMode):
         if self.phase == "optimizer":
             return function(*args, **kwargs)
         self.begin("optimizer")
-        if self.values is not None:
-            self.is_own = True  # a communication that is not the program's
-            self.values.keep_gradients("gradient")
-            self.is_own = False
+        self.keep_gradients("gradient")
         result = function(*args, **kwargs)
         if self.values is not None:
             self.values.keep_step(result[1])
@@ -234,17 +232,11 @@ class Recorder(_TorchDispatchMode):
                 self.values.read(batch)
             yield in_float64(batch) if torch.get_default_dtype() == torch.float64 else batch
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Records a communication, and runs every operation."""
         if func.namespace == "c10d" and not self.is_own:
             self._record(func._opname.replace("_", ""), func._schema.arguments, args)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _record(self, name: str, parameters: Sequence[Any], args: Sequence[Any]) -> None:
         boxes = [arg for arg in args if isinstance(arg, torch.ScriptObject)]

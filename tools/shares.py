@@ -4,21 +4,19 @@ The real code builds each rank's share of the model on fake ranks. The tensors h
 dtypes but no memory, so the model may be larger than this machine's memory.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 from megakit.job.layout import Layout
 
+from .dispatch import DispatchMode
 from .fake_ranks import fake_ranks
 
-#: torch's class has no types.
-_TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
 #: Bytes per weight of Adam's two moments, of a float32 gradient, and of the float32 original of a
 #: weight that is trained in bfloat16.
 MOMENTS, GRADIENT, ORIGINAL = 8, 4, 4
@@ -85,18 +83,12 @@ def compute_shares(build: Callable[[], tuple[Any, ...]], layout: Layout) -> list
     return shares
 
 
-class WithoutMemory(_TorchDispatchMode):
+class WithoutMemory(DispatchMode):
     """Creates tensors on torch's device `meta`: they have a shape and a dtype, but no memory."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Replaces the device of an operation, unless the operation reads a tensor with values."""
-        options = dict(kwargs or {})
+        options = dict(kwargs)
         tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
         if func is torch.ops.aten.lift_fresh.default:  # of `torch.tensor`
             return tensors[0].to("meta")

@@ -41,14 +41,9 @@ class StepValues:
         self.pieces: list[Piece] = []
         #: By kind of value, one tensor for each piece.
         self.tensors: dict[str, list[Tensor]] = {}
-        self.found: dict[str, Any] = {"norm": None, "clipped": 1.0, "stepped": False}
-        self.found |= {
-            "rows": [],
-            "terms": 0,
-            "leak": None,
-            "left": [],
-            "outputs": {},
-            "tokens": False,
+        self.found: dict[str, Any] = {
+            **{"norm": None, "clipped": 1.0, "stepped": False, "rows": [], "terms": 0},
+            **{"leak": None, "left": [], "outputs": {}, "tokens": False},
         }
         self.unclipped: dict[nn.Parameter, Tensor] = {}
         self.reached: set[nn.Parameter] = set()  # by a backward pass
