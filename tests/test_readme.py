@@ -103,15 +103,15 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 #: Each figure of README's table, with the section of RESULTS.md and the name of the row in it.
 README_FIGURES = {
     "95.6% to 96.1%": ("chain", "test accuracy"),
-    "20 s": ("times", "./run tutorial"),
-    "64 s": ("clone", "git clone and ./run tutorial"),
-    "210 s": ("clone", "the same with pip"),
-    "| 1.13 |": ("steps-cpu", "plain PyTorch (1_torch.py)"),
-    "| 0.89 |": ("steps-cpu", "plain PyTorch with the fused AdamW (1_torch.py)"),
-    "| 1.17 |": ("steps-cpu", "plain Lightning (2_lightning.py)"),
-    "| 1.35 |": ("steps-cpu", "Megatron-Core alone (3_megatron.py)"),
-    "| 7.0 |": ("steps-cpu", "NeMo 2 alone, sample by sample (4_nemo.py)"),
-    "| 1.06 |": ("steps-cpu", "plain PyTorch, by hand"),
+    "13 s": ("times", "./run tutorial"),
+    "51 s": ("clone", "git clone and ./run tutorial"),
+    "121 s": ("clone", "the same with pip"),
+    "| 1.08 |": ("steps-cpu", "plain PyTorch (1_torch.py)"),
+    "| 0.94 |": ("steps-cpu", "plain PyTorch with the fused AdamW (1_torch.py)"),
+    "| 1.31 |": ("steps-cpu", "plain Lightning (2_lightning.py)"),
+    "| 1.52 |": ("steps-cpu", "Megatron-Core alone (3_megatron.py)"),
+    "| 6.9 |": ("steps-cpu", "NeMo 2 alone, sample by sample (4_nemo.py)"),
+    "| 0.98 |": ("steps-cpu", "plain PyTorch, by hand"),
     "| 0.88 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
     "| 0.76 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
     "| 1.04 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
@@ -119,9 +119,9 @@ README_FIGURES = {
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
     "2e-7": ("parallel", "DP2"),
-    "1.6 times": ("steps-cpu", "model_pretrain.py with MEGAKIT_STOCK=1"),
-    "213 steps per second": ("steps-cpu", "plain PyTorch, by hand"),
-    "244 steps per second": ("steps-cpu-chosen", "Megatron-Core alone (examples/megatron)"),
+    "1.5 times": ("steps-cpu", "model_pretrain.py with MEGAKIT_STOCK=1"),
+    "339 steps per second": ("steps-cpu", "plain PyTorch, by hand"),
+    "317 steps per second": ("steps-cpu", "Megatron-Core alone (examples/megatron)"),
     "1.9 minutes": ("gpt", "the script, from start to end"),
 }
 
