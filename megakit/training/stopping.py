@@ -30,7 +30,7 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self.say = say
-        self.request = StopRequest()
+        self.request, self.told = StopRequest(), False
         self.agree_at = 0  # a step
         self._before: dict[int, Any] = {}
         self._agreed: tuple[int, float] | None = None  # step and time of the last agreement
@@ -46,11 +46,11 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
             signal.signal(*self._before.popitem())
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        is_first = not self.request.received
         if self.request.is_repeated(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        elif is_first:
+        elif not self.told:
+            self.told = True  # without a call since the test: a next signal interrupts calls only
             with contextlib.suppress(RuntimeError):  # the signal came while a line was written
                 self.say(
                     "Stopping: a checkpoint will be saved. A second signal ends the run at once."

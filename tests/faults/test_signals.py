@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from megakit.runtime.signals import StopRequest
+from megakit.training.stopping import StopSignals
 from tests.faults.harness import MARK, Training, leftover_processes
 from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import REPOSITORY, environment
@@ -49,6 +51,24 @@ def test_a_signal_to_every_process(
     assert "Stopping" not in told
     assert "Traceback" not in err
     assert out == ""
+
+
+def test_a_signal_while_one_is_received_is_told_once() -> None:
+    """The launcher forwards the signal that its ranks receive from the terminal as well."""
+
+    class Interrupted(StopRequest):
+        def is_repeated(self, number: int) -> bool:
+            if not self.received:
+                self.is_repeated = super().is_repeated  # type: ignore[method-assign]
+                signal.raise_signal(number)
+            return super().is_repeated(number)
+
+    lines: list[str] = []
+    with StopSignals(lines.append) as signals:
+        signals.request = Interrupted()
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.request.received == signal.SIGTERM
+    assert len(lines) == 1, lines
 
 
 @pytest.mark.long
