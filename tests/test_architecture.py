@@ -283,7 +283,7 @@ ROOMS = {
     "megakit/job": 13040,  # grew by ranks that meet only in their own job, and by full disks
     "megakit/runtime": 8820,  # grew by Adam's patches, from training, and by a later Megatron-Core
     "megakit/checkpoints": 3310,
-    "megakit/training": 6500,  # what both chains share
+    "megakit/training": 6510,  # what both chains share
     "megakit/data": 7200,
     "megakit/models": 3890,
     "megakit/nemo": 15590,  # what needs NeMo or Lightning, from five rooms
@@ -303,7 +303,7 @@ ROOMS = {
     "docs": 2210,  # grew by three pictures
     "notebooks": 3310,
     "benchmarks": 19940,  # grew by the loop without NeMo beside the others
-    "tests": 137670,  # grew by the faults that check has to find
+    "tests": 137800,  # grew by the faults that check has to find
     "run": 800,  # grew by help before the set-up
     "run_setup.sh": 1170,
     ".ci/run": 320,
