@@ -29,8 +29,8 @@ CAUSES = {
     "tensor": "each rank uses it for its own part of the work: pass it through "
     "copy_to_tensor_model_parallel_region, whose backward pass sums",
     "stage": "both stages have it, as a shared embedding, and finalize_model_grads has to sum it",
-    "context": "is it among the weights of DistributedDataParallel?",
-    "data": "is it among the weights of DistributedDataParallel?",
+    "context": "does finalize_model_grads run, and is it in DistributedDataParallel's buffers?",
+    "data": "does finalize_model_grads run, and is it in DistributedDataParallel's buffers?",
     "own": "does finalize_model_grads run, and is the weight in the gradient buffers?",
     "various": "each of these ranks uses it for a part of the work, or reads other values",
     "twice": "each tensor-parallel rank has it whole, so their sum is too large: is the weight's "

@@ -89,7 +89,8 @@ def _of_megatron(module: Any) -> Iterator[Piece]:
         if new == 1 and STACKED.search(name):  # one tensor has a weight of all layers
             name, new = STACKED.sub(f"layers.{offset[0]}.", name), 0
             shape, offset = shape[1:], offset[1:]
-        if getattr(owner, "tensor_model_parallel", False) and part.data.shape == tuple(shape):
+        is_marked = getattr(owner, "tensor_model_parallel", False)
+        if is_marked and hasattr(owner, "partition_dim") and part.data.shape == tuple(shape):
             shape, offset = _sharded(owner, shape)  # a ModuleList's state does not say so
         yield Piece(
             name,

@@ -327,7 +327,7 @@ def shapes_of(models: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
         prefix = f"chunk {number + 1}: " * (len(models) > 1)
         for name, weight in model.named_parameters():
             whole = [*weight.shape]
-            if getattr(weight, "tensor_model_parallel", False):
+            if getattr(weight, "tensor_model_parallel", False) and hasattr(weight, "partition_dim"):
                 whole[weight.partition_dim] *= coordinates()["tensor"][1]
             found.append((prefix + name.replace("module.", ""), [*weight.shape], whole))
     return found

@@ -30,6 +30,13 @@ FAULTS = {
         "TP2",
         r"wrong: weights\n    weights, ranks 0 and 1 have linear2.bias, and begin with different",
     ),
+    "a weight that each rank has counts twice in the norm": (
+        AUTOENCODER,
+        "    return layer\n",
+        "    layer.bias.tensor_model_parallel = True\n    return layer\n",
+        "TP2",
+        r"wrong: norm\n.*\n?.*whole on each rank, but `tensor_model_parallel` is set",
+    ),
     "replicas read the same samples": (
         AUTOENCODER,
         "step * batch + rank * size",

@@ -76,7 +76,7 @@ def test_tensor_and_data_parallel_ranks_communicate_what_torch_counts(tp_dp):
 
 
 def test_ranks_have_the_coordinates_of_the_page(tp_dp):
-    """docs/parallelism.md: rank = tensor rank + t x data rank + t x d x stage."""
+    """docs/course/03_ranks.md: rank = tensor rank + t x data rank + t x d x stage."""
     for rank, found in enumerate(tp_dp[1]):
         place = {name: coordinate for name, (coordinate, _) in found["place"].items()}
         assert rank == place["tensor"] + 2 * place["data"] + 4 * place["stage"]
