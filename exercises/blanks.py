@@ -14,7 +14,7 @@ class Gap(NamedTuple):
 
     Attributes:
         place: The function, with the classes and functions around it, such as `Row.forward`.
-        task: What to write there.
+        task: What to write there, if it is a gap of an exercise.
         first: With what the first statement begins; empty for the function's whole body.
         last: With what the last one begins; by default only one statement is taken out.
         gives: In a function that other exercises need, too: the names that the code assigns.
@@ -22,7 +22,7 @@ class Gap(NamedTuple):
     """
 
     place: str
-    task: str
+    task: str = ""
     first: str = ""
     last: str = ""
     gives: str = ""

@@ -7,9 +7,8 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exercises.blanks import Gap, imported, lines_of, make_blank, replaced
 
@@ -26,16 +25,14 @@ SMALL = {
 }
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """A change of a program's text: wherever the old text is, the new one replaces it."""
 
     old: str
     new: str
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """One run of a learner's program.
 
     Attributes:
@@ -51,8 +48,7 @@ class Layout:
     steps: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """A known mistake, which is recognized by the numbers that it gives, or by its error.
 
     Attributes:
@@ -66,8 +62,7 @@ class Mistake:
     edits: list[Edit]
 
 
-@dataclass(frozen=True)
-class Exercise:
+class Exercise(NamedTuple):
     """One exercise.
 
     Attributes:
@@ -83,6 +78,7 @@ class Exercise:
         mistakes: The known ones.
         gaps: Places whose code is taken out.
         planted: In place of gaps: the edits of the solution that the learner has to mend.
+        adds: Edits of the program that give it what the exercise needs, also in the solution.
         hides: Definitions of the program that have the solution, so other files import them.
         hidden: Places of this program and of others that show the solution in a function.
         small: Options of a small training.
@@ -100,6 +96,7 @@ class Exercise:
     mistakes: list[Mistake]
     gaps: list[Gap]
     planted: list[Edit]
+    adds: list[Edit]
     hides: list[str]
     hidden: list[Gap]
     small: str
@@ -109,7 +106,7 @@ class Exercise:
     @property
     def solution(self) -> str:
         """The source of the program with the solution."""
-        return (ROOT / self.program).read_text()
+        return edited((ROOT / self.program).read_text(), self.adds)
 
     @property
     def blank(self) -> str:
@@ -175,10 +172,11 @@ def read_course() -> list[Exercise]:
     for number, path in enumerate(sorted(FOLDER.glob("*.toml")), 1):
         content = tomllib.loads(path.read_text())
         mistakes = [
-            Mistake(row["name"], row["says"], [Edit(**edit) for edit in row["edits"]])
+            Mistake(**row | {"edits": [Edit(**edit) for edit in row["edits"]]})
             for row in content.pop("mistakes")
         ]
-        program, gaps = content["program"], content.pop("gaps", [])
+        program, gaps = content["program"], content.pop("gaps")
+        edits = {key: [Edit(**row) for row in content.pop(key, [])] for key in ("planted", "adds")}
         hidden = [row for row in gaps + content.pop("elsewhere", []) if "gives" in row]
         course.append(
             Exercise(
@@ -186,11 +184,9 @@ def read_course() -> list[Exercise]:
                 name=path.stem,
                 layouts=[Layout(**row) for row in content.pop("layouts")],
                 gaps=[Gap(**row) for row in gaps],
-                planted=[Edit(**row) for row in content.pop("planted", [])],
-                hides=content.pop("hides", []),
-                hidden=[Gap(**{"task": "", "program": program, **row}) for row in hidden],
+                hidden=[Gap(**{"program": program, **row}) for row in hidden],
                 mistakes=mistakes,
-                **{"small": SMALL[program], **content},
+                **{"small": SMALL[program], **edits, **content},
             )
         )
     return course

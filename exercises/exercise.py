@@ -61,12 +61,10 @@ def done_file(exercise: Exercise) -> Path:
 def solution(exercise: Exercise) -> Iterator[str]:
     """Yields the code that is missing, or what is to be mended."""
     for line, code in taken_out(exercise.solution, exercise.gaps):
-        yield f"{exercise.program}, line {line}:\n\n{code}\n"
-    if exercise.planted:
-        right = exercise.solution
-        given = edited(right, exercise.planted)
-        rows = difflib.unified_diff(given.splitlines(), right.splitlines(), lineterm="", n=1)
-        yield from (row for row in [*rows][2:] if not row.startswith("@@"))
+        yield f"{exercise.program}, {'changed' if exercise.adds else f'line {line}'}:\n\n{code}\n"
+    given = edited(exercise.solution, exercise.planted).splitlines()
+    rows = difflib.unified_diff(given, exercise.solution.splitlines(), lineterm="", n=1)
+    yield from (row for row in [*rows][2:] if not row.startswith("@@"))
 
 
 def told(outcome: Outcome, source: str) -> str:

@@ -72,9 +72,9 @@ class Options(GptOptions):
     micro_batch_size: Count = 2
     """Samples of one forward pass."""
     batch_p2p: bool = False
-    """Whether stages send and receive in one call; wrong for two interleaved ones (question J)."""
+    """Whether stages send and receive in one call; wrong for two interleaved ones (chapter 6)."""
     two_value_loss: bool = False
-    """Whether the loss is a mean, not sum and count; wrong with context parallel (question K)."""
+    """Whether the loss is a mean, not sum and count; wrong with context parallel (chapter 9)."""
     save: Path | None = None
     """Folder for a checkpoint after half of the steps."""
     load: Path | None = None
