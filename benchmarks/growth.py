@@ -4,8 +4,7 @@
 
 model_pretrain.py on the bundled digits, in float32, with one thread for each rank. A load is that
 of a resumed run: verification by hash, weights, optimizer. TMPDIR names the disk: 100 million
-weights need 2.5 GB there, and 4 GB of memory. `--write` puts the table into RESULTS.md, and its
-first rows into docs/performance.md.
+weights need 2.5 GB there, and 4 GB of memory. `--write` puts the table into RESULTS.md.
 """
 
 import importlib
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from data import BATCH_SIZE, Virtual, seconds_of
-from report import REPOSITORY, machine, parser_of, short, table, write_section
+from report import machine, parser_of, short, table, write_section
 
 from megakit.checkpoints.manifest import verify
 from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler
@@ -30,8 +29,6 @@ STEPS, WARM_UP = 30, 10
 #: Weights of the autoencoder for each feature of its hidden layers, and the others.
 PER_FEATURE, OTHERS = 2 * 28 * 28 + 8, 28 * 28 + 3
 HEADER = "| what | sizes | at each size | ten times the smaller | ten times the larger |"
-#: Rows for docs/performance.md.
-SHOWN = 10
 NOTES = f"""
 Strokes separate the sizes. The last two columns compare the smaller half of the sizes and the
 larger half; 10 times is as much as the work grows. A step is the median of {STEPS - WARM_UP}, a
@@ -227,14 +224,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with Ranks(4, timeout=600) as pool:
         steps, checkpoints = step_rows(pool), checkpoint_rows(pool)
-    rows = table(HEADER, [*steps, *checkpoints[:4], *order_rows(), *checkpoints[4:]])
+    rows = table(HEADER, [*steps, *checkpoints, *order_rows()])
     where = machine("nemo_toolkit", "megatron-core").removesuffix("; median, lowest to highest.")
     text = "\n".join(["## Growth", "", f"{where}.", NOTES, *rows])
     print(text)
     if options.write:
         write_section("growth", text)
-        page = REPOSITORY / "docs" / "performance.md"
-        write_section("growth", "\n".join(rows[: 2 + SHOWN]), page)
 
 
 if __name__ == "__main__":

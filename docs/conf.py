@@ -29,7 +29,7 @@ version = release = megakit.__version__
 
 root_doc = "docs/index"
 include_patterns = [
-    *("*.md", "docs/*.md", "docs/api/*.md"),
+    *("*.md", "docs/*.md", "docs/course/*.md", "docs/api/*.md"),
     *("benchmarks/RESULTS.md", "examples/**/README.md"),
 ]
 exclude_patterns = [".*", "build", "data", "runs"]
@@ -37,6 +37,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 # The anchors that code hosts give headings, down to `####`.
 myst_heading_anchors = 4

@@ -1,1 +1,1 @@
-"""Shows what NeMo and Megatron demand, one experiment per file; see docs/concepts.md."""
+"""Shows what NeMo and Megatron demand, one experiment per file; see docs/course."""

@@ -1,4 +1,4 @@
-"""`./run experiment N`: trains with and without demand N of docs/concepts.md.
+"""`./run experiment N`: trains with and without demand N.
 
 Each file `NN_*.py` is one experiment. Its docstring has the title, the question, the answer and a
 change to try. Its functions `with_*` and `without_*` are the runs, on two ranks each. The result of
@@ -39,7 +39,7 @@ class Run:
     what: str
 
     def result(self, ranks: Any) -> str:
-        """Trains on two ranks of a pool; returns the line that docs/concepts.md shows."""
+        """Trains on two ranks of a pool; returns the line that the course shows."""
         from megakit.testing import RankError
 
         with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ class Experiment:
 
     Attributes:
         path: Its file.
-        title: That of its section in docs/concepts.md.
+        title: Number and demand.
         texts: The question, the answer and a change to try.
         runs: What it trains.
     """
@@ -121,7 +121,7 @@ def show(experiment: Experiment) -> Iterator[str]:
             yield run.result(ranks)
     say(f"\n{answer}\n\n{change}")
     say(f"The file is {experiment.path}.")
-    say("The section of docs/concepts.md with the same title has the reasons and the answer.")
+    say("The course (docs/course) has the reasons, and the answer to the change.")
 
 
 def choose(experiments: list[Experiment], number: str) -> Experiment:
@@ -140,8 +140,8 @@ def main() -> int:
     begin_script()
     parser = argparse.ArgumentParser(
         "run experiment",
-        description="Trains for two steps with and without one of the twelve demands of "
-        "docs/concepts.md, and shows what the difference is.",
+        description="Trains for two steps with and without one of twelve demands, "
+        "and shows what the difference is.",
     )
     parser.add_argument("number", metavar="N", nargs="?", help="1 to 12; without N, lists them")
     number = parser.parse_args().number

@@ -593,16 +593,16 @@ print(f"largest difference of a weight: {difference:.1e}")
 # %% [markdown]
 # # Next steps
 #
-# - Write it yourself: `./run exercise` in a terminal lists twelve parts of a Megatron training to
+# - Write it yourself: `./run exercise` in a terminal lists fourteen parts of a Megatron training to
 #   write or to mend, from the loss to the distributed optimizer. It compares your losses with those
 #   of plain PyTorch, and a wrong number tells it which mistake you made
-#   ([docs/exercises.md](../docs/exercises.md)).
+#   ([the course](../docs/course/index.md)).
 # - Repeat section 6 with a pipeline. In `run_script`, replace `--tensor-parallel` with
 #   `--pipeline-parallel`, then call `run_script("pipeline", 2)`: its two processes hold the encoder
 #   and the decoder.
-# - Break a requirement: [docs/concepts.md](../docs/concepts.md) explains each one, with the error
-#   or the wrong number that you get without it.
+# - Break a requirement: `./run experiment` lists twelve, each with the error or the wrong number
+#   that you get without it.
 # - `./run tutorial` runs the three scripts, and `./run tensorboard` shows their curves.
-# - [docs/parallelism.md](../docs/parallelism.md) shows which rank holds which weights, and
-#   [docs/datasets.md](../docs/datasets.md) describes datasets of your own.
-# - For a model of your own, follow [docs/adapting.md](../docs/adapting.md).
+# - [Chapter 3](../docs/course/03_ranks.md) shows which rank holds which weights, and
+#   [docs/data.md](../docs/data.md) describes what a dataset needs.
+# - For your model, follow [docs/adapting.md](../docs/adapting.md).

@@ -28,8 +28,8 @@ LIMITS = {"long": 1200, "gpu": 600}
 LIMIT = 200  # without a mark; the first tests also wait for the chain or the pool of ranks
 #: What takes minutes of `--all`, the longest first: else a worker begins it when the others end.
 SLOW = (
-    *("docs/test_commands", "ladder/", "docs/test_adapting", "exercises/", "test_new"),
-    *("parallel/test_gpu_rehearsed", "test_compare", "notebooks/"),
+    *("docs/test_commands", "exercises/", "docs/test_adapting", "docs/test_course", "test_new"),
+    *("ladder/", "parallel/test_gpu_rehearsed", "test_compare", "notebooks/"),
 )
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 

@@ -1,23 +1,28 @@
-"""Draws the picture of docs/concepts.md: which function calls which in one training step.
+"""Draws which function calls which in one training step: chapter 10.
 
-    python docs/images/make_step.py
+    .venv/bin/python docs/images/make_step.py
 
 `tests/docs/test_training_step.py` compares `CALLS` with the calls of a real training step.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-PICTURE = Path(__file__).resolve().parent / "training_step.svg"
-WIDTH, ROW, INDENT, MARGIN, TOP = 840, 46, 20, 20, 106
-#: Of each owner: the fill of its rows on a light and on a dark screen.
-FILLS = {
-    "Lightning": ("#eadcf8", "#4a3560"),
-    "NeMo": ("#dcefd6", "#2f4d2a"),
-    "Megatron-Core": ("#d7e8fb", "#26425f"),
-    "yours": ("#fdebc8", "#5c4413"),
-    "megakit": ("#f8d9dc", "#5f2a33"),
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from docs.images.drawing import LINE, WIDTH, Picture, save
+
+RIGHT = WIDTH - 26
+CAPTION = """The caller of a row is the nearest row above
+that begins further left.
+The bracket: for each micro batch."""
+OWNERS = {
+    "yours": "data",
+    "Lightning": "pipeline",
+    "NeMo": "context",
+    "megakit": "expert",
+    "Megatron-Core": "tensor",
 }
 
 
@@ -27,7 +32,7 @@ class Call:
 
     Attributes:
         depth: How many calls of the picture are around this call.
-        owner: Whose function is called; a key of `FILLS`.
+        owner: Whose function is called; a key of `OWNERS`.
         function: The function as `module:Class.method`.
         note: What the function does, in a few words.
         repeated: Whether the call is made for each micro batch.
@@ -43,17 +48,6 @@ class Call:
     instead: str = ""
     is_numbered: bool = True
 
-    @property
-    def origin(self) -> str:
-        """What megakit's function has to do with the frameworks, or nothing."""
-        is_subclass = self.instead.startswith("subclass")
-        return self.instead if is_subclass or not self.instead else f"in place of {self.instead}"
-
-    @property
-    def name(self) -> str:
-        """The function without its module."""
-        return self.function.partition(":")[2]
-
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _STRATEGY = "megakit.nemo.strategy:ExactStrategy"
@@ -63,8 +57,8 @@ CALLS = [
         0,
         "megakit",
         "megakit.nemo.fit:train",
-        "sets up the loop and the callbacks, and calls trainer.fit",
-        instead="NeMo's llm.train",
+        "sets up the loop, calls trainer.fit",
+        instead="in place of NeMo's llm.train",
         is_numbered=False,
     ),
     Call(1, "Lightning", "lightning.pytorch.trainer.trainer:Trainer.fit", "runs the training"),
@@ -72,42 +66,42 @@ CALLS = [
         2,
         "megakit",
         "megakit.nemo.step_loop:StepLoop.advance",
-        "runs one step, and the hooks around it",
-        instead="Lightning's _TrainingEpochLoop",
+        "runs one step and its hooks",
+        instead="in place of Lightning's loop",
     ),
     Call(
         3,
         "megakit",
         f"{_STRATEGY}.optimizer_step",
-        "passes the rest of the step as a closure",
-        instead="subclass of NeMo's MegatronStrategy",
+        "passes the rest as a closure",
+        instead="subclass of NeMo's strategy",
     ),
     Call(
         4,
         "NeMo",
         "nemo.core.optim.mcore_optim:McoreDistributedOptimizer.step",
-        "runs the closure, and then Megatron's optimizer",
+        "the closure, then the optimizer",
     ),
     Call(
         5,
         "megakit",
         f"{_STRATEGY}.training_step",
         "sets the gradient buffers to 0",
-        instead="subclass of NeMo's MegatronStrategy",
+        instead="subclass of NeMo's strategy",
     ),
     Call(
         6,
         "megakit",
         "megakit.nemo.micro_batches:Step.run",
-        "calls Megatron's schedule, then the loss's reduce",
-        instead="NeMo's MegatronParallel.training_step",
+        "the schedule, then the loss's reduce",
+        instead="in place of NeMo's MegatronParallel",
         is_numbered=False,
     ),
     Call(
         7,
         "Megatron-Core",
         f"{_SCHEDULES}:forward_backward_no_pipelining",
-        "the schedule: loops over the micro batches",
+        "loops over the micro batches",
     ),
     Call(
         8,
@@ -120,22 +114,22 @@ CALLS = [
         9,
         "yours",
         "model_components:ExampleModelTrunk.set_input_tensor",
-        "stores the previous stage's output",
+        "stores the previous output",
         repeated=True,
     ),
     Call(
         9,
         "megakit",
         "megakit.nemo.micro_batches:next_batch",
-        "reads one micro batch; copies it to the device",
-        instead="NeMo's default_data_step",
+        "copies a micro batch to the device",
+        instead="in place of NeMo's data step",
         repeated=True,
     ),
     Call(
         9,
         "yours",
         "model_components:BionemoLightningModule.training_step",
-        "returns the model's output, not a loss",
+        "returns the output, not a loss",
         repeated=True,
     ),
     Call(
@@ -145,136 +139,59 @@ CALLS = [
         9,
         "yours",
         "model_components:MSELossReduction.forward",
-        "returns the loss and a report for the log",
+        "returns the loss and a report",
         repeated=True,
     ),
     Call(
         8,
         "Megatron-Core",
         f"{_SCHEDULES}:backward_step",
-        "adds the gradients to the gradient buffers",
+        "adds to the gradient buffers",
         repeated=True,
     ),
     Call(
         8,
         "Megatron-Core",
         "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
-        "all-reduces the gradients over the data-parallel ranks",
+        "averages over data-parallel ranks",
     ),
     Call(
         7,
         "megakit",
         "megakit.nemo.losses:MeanLossReduction.reduce",
-        "averages the reports; returns the value to log",
-        instead="subclass of NeMo's MegatronLossReduction",
+        "averages the reports",
+        instead="subclass of NeMo's loss",
     ),
     Call(
         5,
         "Megatron-Core",
         "megatron.core.optimizer.optimizer:ChainedOptimizer.step",
-        "clips the gradients; updates the weights",
+        "clips, and updates the weights",
     ),
 ]
-#: The number of each call in the picture and on the page, or None.
-NUMBERS = [
-    sum(before.is_numbered for before in CALLS[: place + 1]) if call.is_numbered else None
-    for place, call in enumerate(CALLS)
-]
-
-TITLE = "One training step: which function calls which"
-DESCRIPTION = (
-    "A numbered list of function calls. The caller of a call is the nearest call above with a "
-    "smaller indent."
-)
 
 
-def described() -> str:
-    """Returns the description for screen readers: all calls in order."""
-    rows = [
-        f"{numbered(number)}{call.owner}: {call.name} {call.note}"
-        f"{call.origin and f' ({call.origin})'}."
-        for number, call in zip(NUMBERS, CALLS, strict=True)
-    ]
-    return " ".join([DESCRIPTION, *rows])
-
-
-def numbered(number: int | None) -> str:
-    """Returns what stands before the name of a call."""
-    return "" if number is None else f"{number}. "
-
-
-def style() -> str:
-    """Returns the picture's style sheet, for light and dark screens."""
-    names = {owner: f"o{place}" for place, owner in enumerate(FILLS)}
-    light = "".join(f".{names[owner]}{{fill:{fills[0]}}}" for owner, fills in FILLS.items())
-    dark = "".join(f".{names[owner]}{{fill:{fills[1]}}}" for owner, fills in FILLS.items())
-    return (
-        "text{fill:#1a1a1a}.back{fill:#ffffff}.line{stroke:#555555;fill:none}"
-        f"{light}"
-        "@media (prefers-color-scheme: dark){"
-        f"text{{fill:#f2f2f2}}.back{{fill:#161616}}.line{{stroke:#aaaaaa}}{dark}}}"
-    )
-
-
-def row(number: int | None, call: Call, top: int) -> list[str]:
-    """Returns the elements of one call."""
-    left = MARGIN + call.depth * INDENT
-    owner = f"o{list(FILLS).index(call.owner)}"
-    right = WIDTH - MARGIN - 60
-    is_nemo = "NeMo" in call.instead
-    framework = f"o{list(FILLS).index('NeMo' if is_nemo else 'Lightning')}"
-    width = 7 * len(call.origin) + 12
-    origin = [
-        f'<rect class="{framework}" x="{right - width - 4}" y="{top + 4}" width="{width}" '
-        f'height="18" rx="3"/>',
-        f'<text x="{right - width / 2 - 4}" y="{top + 17}" font-size="12" '
-        f'text-anchor="middle">{escape(call.origin)}</text>',
-    ]
-    return [
-        f'<rect class="{owner}" x="{left}" y="{top}" width="{right - left}" '
-        f'height="{ROW - 6}" rx="4"/>',
-        f'<text x="{left + 8}" y="{top + 17}" font-family="monospace" font-size="13" '
-        f'font-weight="bold">{numbered(number)}{escape(call.name)}</text>',
-        f'<text x="{left + 8}" y="{top + 33}" font-size="13">'
-        f"{escape(call.owner)}: {escape(call.note)}</text>",
-        *(origin if call.origin else []),
-    ]
-
-
-def bracket() -> list[str]:
-    """Returns the bracket beside the calls that are made for each micro batch."""
-    rows = [place for place, call in enumerate(CALLS) if call.repeated]
-    top, bottom = TOP + rows[0] * ROW, TOP + (rows[-1] + 1) * ROW - 6
-    x, middle = WIDTH - MARGIN - 50, (TOP + rows[0] * ROW + bottom) // 2
-    return [
-        f'<path class="line" d="M{x},{top} h12 V{bottom} h-12"/>',
-        f'<text x="{x + 30}" y="{middle}" font-size="13" text-anchor="middle" '
-        f'transform="rotate(90 {x + 30} {middle})">for each micro batch</text>',
-    ]
-
-
-def picture() -> str:
-    """Returns the picture as SVG."""
-    height = TOP + ROW * len(CALLS) + MARGIN
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="sans-serif" role="img" aria-labelledby="title desc">',
-        f'<title id="title">{TITLE}</title>',
-        f'<desc id="desc">{escape(described())}</desc>',
-        f"<style>{style()}</style>",
-        f'<rect class="back" width="{WIDTH}" height="{height}"/>',
-        f'<text x="{MARGIN}" y="32" font-size="18" font-weight="bold">{TITLE}</text>',
-        f'<text x="{MARGIN}" y="56" font-size="13">The caller of a row is '
-        "the nearest row above with a smaller indent. Your script calls megakit's train.</text>",
-    ]
-    for place, owner in enumerate(FILLS):
-        x = MARGIN + place * 145
-        out.append(f'<rect class="o{place}" x="{x}" y="70" width="18" height="18" rx="3"/>')
-        out.append(f'<text x="{x + 26}" y="84" font-size="13">{escape(owner)}</text>')
-    for place, call in enumerate(CALLS):
-        out += row(NUMBERS[place], call, TOP + place * ROW)
-    return "\n".join([*out, *bracket(), "</svg>"]) + "\n"
+def pictures() -> list[Picture]:
+    """Returns the picture."""
+    picture = Picture("training_step", "One training step: which function calls which")
+    picture.text(WIDTH / 2, 25, CAPTION)
+    for place, (owner, kind) in enumerate(OWNERS.items()):
+        picture.key(2 + place % 3 * 122, 67 + place // 3 * 22, kind, owner)
+    number, ends = 0, []
+    for call in CALLS:
+        number += call.is_numbered
+        name = f"*{f'{number}. ' * call.is_numbered}{call.function.rpartition(':')[2]}"
+        if len(name) > 36:
+            name = "\n*.".join(name.rsplit(".", 1))
+        words = "\n".join(filter(None, [name, call.note, call.instead]))
+        x, top, height = 2 + 6 * call.depth, picture.bottom + 4, LINE * words.count("\n") + 25
+        picture.box(x, top, RIGHT - x, height, OWNERS[call.owner])
+        picture.text(x + 8, top + height / 2, words, "start")
+        if call.repeated:
+            ends += [top, top + height]
+    picture.path(f"M{RIGHT + 3},{ends[0]}h6V{ends[-1]}h-6")
+    return [picture]
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture())
+    save(pictures())

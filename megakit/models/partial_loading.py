@@ -62,7 +62,7 @@ def load_model_weights(
             f"{checkpoint}: its weights do not fit {type(model).__name__}:\n  "
             + "\n  ".join(sorted(problems))
             + "\nUse a checkpoint of this model. If layers are new, add their prefixes "
-            "to initial_ckpt_skip_keys_with_these_prefixes."
+            "to initial_ckpt_skip_keys_with_these_prefixes (without NeMo: `skip`)."
         )
     loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
     with reading(folder, USE_ANOTHER):

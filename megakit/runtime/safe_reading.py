@@ -2,7 +2,7 @@
 
 Megatron and torch read parts of a checkpoint with Python's unpickler, which calls every function
 that a file names. The readers here create only metadata, tensors and plain values.
-docs/readers.md lists all places of the stack that could read a file.
+tests/megakit/runtime/readers.md lists all places of the stack that could read a file.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Checks that a dataset keeps the rules for training with Megatron.
 
-Each rule has a row in a table of `docs/datasets.md`. The error for a broken rule names the index,
+Each rule has a row in a table of `docs/data.md`. The error for a broken rule names the index,
 the path inside the sample, and the remedy.
 """
 

@@ -61,7 +61,7 @@ def say_size_and_warnings(
         console.say(
             f"Warning: reading a training sample changes the global generator of "
             f"{' and '.join(names)}, so a resumed run and other ranks may read other samples. "
-            "Take random numbers from megakit.data, see docs/datasets.md#random-effects."
+            "Take random numbers from megakit.data, see docs/data.md#random-effects."
         )
     for one, other in equal_weights(model):
         console.say(

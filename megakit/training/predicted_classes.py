@@ -103,17 +103,17 @@ def classify(outputs: "Outputs") -> Predictions:
     """
     remedy = (
         "For a model that is no classifier, pass the columns of predictions.csv: "
-        "run.finish(trainer, rows=...)."
+        "run.finish(trainer, rows=...), without NeMo finish_prediction(..., rows=...)."
     )
     if outputs.output.ndim != 2 or outputs.output.shape[1] < 2:
         shape = ", ".join(["B", *map(str, outputs.output.shape[1:])])
         raise UserError(
-            f"predict_step returned 'output' of shape ({shape}), and a classifier returns logits "
+            f"The prediction returned 'output' of shape ({shape}), and a classifier returns logits "
             f"(B, classes) of at least two classes. {remedy}"
         )
     if outputs.label is None:
         raise UserError(
-            "predict_step returned no 'label', and this script writes the scores of a classifier. "
+            "The prediction returned no 'label', and this script writes a classifier's scores. "
             f"Return the labels, int64 (B,), -1 for an unknown label. {remedy}"
         )
     return Predictions.from_logits(outputs.idx, outputs.label, outputs.output, outputs.latent)

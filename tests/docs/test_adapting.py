@@ -1,6 +1,5 @@
-"""docs/adapting.md, followed to the letter: a model of one's own from the tutorial's files."""
+"""docs/adapting.md, followed to the letter: a model of one's own from both templates."""
 
-import ast
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from megakit.testing import Ranks, distributed_model_parallel_state
+from tests.docs.pages import blocks, read_page
 from tests.scripts import REPOSITORY, read_csv, run
 
 PAGE = REPOSITORY / "docs" / "adapting.md"
@@ -18,9 +18,10 @@ TEXT = PAGE.read_text()
 #: The tutorial's commands, from a copy.
 OURS = f"VENV={sys.prefix} {REPOSITORY / 'run'}"
 
-STEPS, REST = TEXT.split("\n## A regression\n")
-REGRESSION, CHANGES = REST.split("\n## What to change for\n")
+STEPS, CHANGES = TEXT.split("\n## What to change for\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: The page's first command, and what it names for NeMo 2.
+WITHOUT_NEMO, NEMO = "./run new ../my-model --from megatron", "./run new ../my-model --venv .venv"
 
 
 def follow(text: str, folder: Path) -> Path:
@@ -46,8 +47,8 @@ def block(name: str) -> str:
 def shell(code: str, folder: Path) -> Path:
     """Runs commands, looks for what they should print, and returns the folder they ended in."""
     # What CI exports for this project is not for the new one.
-    code = code.replace("../tutorial/run", OURS)
-    program = f"exec 2>&1\n{code}\necho folder: $PWD"
+    code = code.replace("$tutorial/run", OURS)
+    program = f"exec 2>&1\ntutorial={REPOSITORY}\n{code}\necho folder: $PWD"
     done = run("bash", "-euo", "pipefail", "-c", program, cwd=folder, VENV=None, PYTHON=None)
     said = done.out
     assert done.status == 0, f"{code}\n{said}"
@@ -58,16 +59,14 @@ def shell(code: str, folder: Path) -> Path:
 
 
 def edit(code: str, folder: Path) -> None:
-    """Writes a file, or a part of it: its first line says where it belongs."""
+    """Writes a file, or its end: its first line says which."""
     head, _, body = code.partition("\n")
-    found = re.match(r"# (\S+\.py)(?:: instead of (\S+)|(: at the end))?$", head)
+    found = re.match(r"# (\S+\.py)(: at the end)?$", head)
     assert found, f"a block without its place: {head}"
     path = folder / found[1]
     # Never this project's own: a link would lead there.
     assert not path.resolve().is_relative_to(REPOSITORY)
     if found[2]:
-        body = instead(path.read_text(), found[2], body)
-    elif found[3]:
         body = path.read_text() + "\n\n" + body
     path.write_text(body)
 
@@ -92,44 +91,23 @@ def change_lines(code: str, folder: Path) -> None:
         path.write_text(source)
 
 
-def instead(source: str, name: str, code: str) -> str:
-    """The source with one of its classes, functions or methods replaced."""
-    node: ast.AST = ast.parse(source)
-    for part in name.split("."):
-        (node,) = (
-            below for below in ast.iter_child_nodes(node) if getattr(below, "name", None) == part
-        )
-    assert isinstance(node, ast.ClassDef | ast.FunctionDef)
-    assert node.end_lineno is not None
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    lines = source.splitlines(keepends=True)
-    return "".join([*lines[: first - 1], code, *lines[node.end_lineno :]])
-
-
-def copy_and_follow(text: str, name: str, folder: Path) -> Path:
-    """Does what a part of the page says that begins with a new copy; returns the copy's folder."""
-    path = folder / name
-    places = {
-        f"./run new ../{name} --venv .venv": (f"{OURS} new {path} --venv {sys.prefix}"),
-        f"../{name}": str(path),
-    }
-    for here, there in places.items():
-        assert here in text
-        text = text.replace(here, there)
-    return follow(text, REPOSITORY)
+def follow_steps(folder: Path, new: str) -> Path:
+    """Does what the seven steps say, with another first command; returns the copy's folder."""
+    path = folder / "my-model"
+    assert WITHOUT_NEMO in STEPS
+    assert NEMO in STEPS
+    text = STEPS.replace(WITHOUT_NEMO, f"{OURS} new {path} {new}").replace("../my-model", str(path))
+    project = follow(text, REPOSITORY)
+    summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
+    assert summary["num_samples"] == 300
+    assert summary["accuracy"] > 0.9
+    return project
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the seven steps lead to."""
-    return copy_and_follow(STEPS, "my-model", tmp_path_factory.mktemp("adapting"))
-
-
-@pytest.mark.long
-def test_seven_steps_lead_to_a_model(project: Path) -> None:
-    summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
-    assert summary["num_samples"] == 300
-    assert summary["accuracy"] > 0.9
+    """What the seven steps lead to, on NeMo 2."""
+    return follow_steps(tmp_path_factory.mktemp("adapting"), f"--venv {sys.prefix}")
 
 
 @pytest.mark.long
@@ -138,12 +116,117 @@ def test_what_to_change_for(project: Path) -> None:
 
 
 @pytest.mark.long
+def test_seven_steps_without_nemo(tmp_path: Path) -> None:
+    """With this environment's Megatron-Core; `test_new` uses the packages of the template."""
+    path = tmp_path / "my-model"
+    older = f"sed -i 's/=3.12 /=3.11 /; s/core==0.19./core==/' {path}/run_setup.sh"
+    follow_steps(tmp_path, f"--from megatron && {older} && {path}/run setup --venv {sys.prefix}")
+
+
+#: A regression as the page's list has it: of the digits themselves.
+REGRESSION = """
+```diff
+# data.py
+-        label = take(self.labels, rows).long()
++        label = take(self.labels, rows).float().sub_(4.5).div_(2.9).unsqueeze(1)
+```
+
+```diff
+# model_components.py
+-from torchmetrics.classification import MulticlassAccuracy
++from torchmetrics import R2Score
++from torchmetrics.classification import MulticlassAccuracy
+@@
+-        return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)
++        return self.report(nn.functional.mse_loss, forward_out, batch["label"], batch)
+@@
+-                self.digit_classifier = nn.Linear(config.latent_size, 10)
++                self.digit_classifier = nn.Linear(config.latent_size, 1)
+@@
+-        return {"accuracy": accuracy_of_classes()}
++        return {
++            "r2": ValidationMetric(R2Score(), lambda batch, output: (output, batch["label"]))
++        }
+```
+
+```python
+# my_scores.py
+ROWS
+```
+
+```diff
+# model_predict.py
+-    return run.finish(trainer)
++    from my_scores import rows, scores
++
++    return run.finish(trainer, rows=rows, scores=scores)
+```
+
+```bash
+./run finetune --checkpoint none --max-steps 600 --lr 0.01 --latent-size 16
+./run predict --precision 32
+#> Samples predicted: 300.
+#> r2 0.
+./run tests
+#> passed
+```
+"""
+
+
+@pytest.mark.long
 def test_a_regression(tmp_path: Path) -> None:
-    """Its `./run tests` also compare layouts, and stop a run."""
-    project = copy_and_follow(REGRESSION, "my-regression", tmp_path)
-    summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
-    assert (summary["num_samples"], summary["precision"]) == (1000, "32")
-    assert summary["r2"] > 0.9
+    """With the functions of docs/inference.md. `./run tests` compares layouts, and stops a run."""
+    path = tmp_path / "my-regression"
+    shell(f"{OURS} new {path} --venv {sys.prefix}", REPOSITORY)
+    (functions,) = (
+        code for code in blocks(read_page("docs/inference.md"), "python") if "def rows" in code
+    )
+    follow(REGRESSION.replace("ROWS\n", functions), path)
+    summary = json.loads((path / "runs" / "predict" / "summary.json").read_text())
+    assert (summary["num_samples"], summary["precision"]) == (300, "32")
+    assert summary["r2"] > 0.8
+
+
+#: Low-rank corrections as the page's list has them.
+LOW_RANK = """
+```python
+# model_components.py: at the end
+class LowRank(ExampleFineTuneModel):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        if self.pre_process:
+            with seeded(config.seed, "down"):
+                self.down = nn.Linear(2 * 8 * 8, 4, bias=False)
+            self.up = column_parallel_linear(config, 4, config.hidden_size, "up")
+            nn.init.zeros_(self.up.weight)  # the first outputs are the frozen trunk's
+            nn.init.zeros_(self.up.bias)
+            self.linear1.register_forward_hook(self.correct)
+        for name, weight in self.named_parameters():
+            weight.requires_grad_(name.startswith(("down", "up", "digit_classifier")))
+
+    def correct(self, layer: nn.Module, inputs: tuple[Tensor], output: tuple[Any, ...]) -> Any:
+        correction, _ = self.up(self.down(inputs[0]))
+        return output[0] + correction, *output[1:]
+
+
+@dataclass
+class LowRankConfig(ExampleFineTuneConfig):
+    model_cls: type[LowRank] = LowRank
+```
+
+```bash
+sed -e 's/ExampleFineTuneConfig/LowRankConfig/' \\
+    -e 's/{"digit_classifier"}/{"digit_classifier", "down", "up"}/' model_finetune.py > lowrank.py
+.venv/bin/python lowrank.py --max-steps 20 --output-dir runs/lowrank \\
+    --checkpoint runs/pretrain/checkpoints/step=000300
+#> 1,002 parameters, 20 steps
+```
+"""
+
+
+@pytest.mark.long
+def test_low_rank_corrections(project: Path) -> None:
+    follow(LOW_RANK, project)
 
 
 def test_norms_of_layers_before_clipping(ranks: Ranks, tmp_path: Path) -> None:

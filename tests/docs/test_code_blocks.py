@@ -1,4 +1,4 @@
-"""The Python code that pages show runs: datasets.md, parallelism.md, porting.md."""
+"""The Python code that pages show runs: data.md and porting.md."""
 
 import re
 from pathlib import Path
@@ -12,26 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from megakit.models import load_for_inference
-from megakit.testing import Ranks
 from tests.docs.pages import blocks, read_page
-from tests.scripts import run_python, run_script
+from tests.scripts import run_script
 
 
-def test_datasets() -> None:
+def test_data() -> None:
     """The blocks run in their order, as one program."""
-    program = "\n".join(blocks(read_page("docs/datasets.md"), "python"))
+    program = "\n".join(blocks(read_page("docs/data.md"), "python"))
     assert program.count("\nclass ") > 1
-    exec(program, {"__name__": "datasets_md"})
-
-
-@pytest.mark.long
-def test_parallelism(ranks: Ranks) -> None:
-    on_ranks, on_fake_ranks = blocks(read_page("docs/parallelism.md"), "python")
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(on_ranks, names)
-    names["test_every_rank_has_half"](ranks)
-    # In a process of its own, which has not used Megatron yet.
-    run_python("-c", f"{on_fake_ranks}\ntest_a_rank_of_1024()\n").output()
+    exec(program, {"__name__": "data_md"})
 
 
 @pytest.mark.usefixtures("megatron")

@@ -1,4 +1,4 @@
-"""The patches of the frameworks: one list, which the page shows, and nothing beside it."""
+"""The patches of the frameworks: one list, which a command prints, and nothing beside it."""
 
 import json
 import re
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import read_page
 from tests.scripts import output_of, run_python
 
 pytestmark = pytest.mark.long
@@ -64,10 +63,10 @@ print(json.dumps(sorted(found)))
 """
 
 
-def test_the_page_shows_what_the_command_prints_and_nothing_else_is_replaced() -> None:
+def test_the_command_prints_every_replaced_function() -> None:
     code = f"FRAMEWORKS = {FRAMEWORKS}\n{UNLISTED}"
     *table, unlisted = output_of(code, MEGAKIT_STOCK=None).strip().splitlines()
-    assert "\n".join(table) in read_page("docs/patches.md")
+    assert len(table) > 40
     groups = [re.split(r" *\| *", line)[1] for line in table[2:]]
     assert groups == sorted(groups, key=("needed", "safe", "fast").index)
     assert {*groups} == {"needed", "safe", "fast"}

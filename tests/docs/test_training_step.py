@@ -1,4 +1,4 @@
-"""The picture of one training step in docs/concepts.md shows the calls of a real training step."""
+"""The picture of a training step in docs/course/10_nemo.md shows the calls of a real one."""
 
 import runpy
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 from megakit.testing import Ranks
 from tests.scripts import REPOSITORY
 
-PICTURE = REPOSITORY / "docs" / "images" / "training_step.svg"
-SCRIPT = runpy.run_path(str(PICTURE.with_name("make_step.py")))
+SCRIPT = runpy.run_path(str(REPOSITORY / "docs" / "images" / "make_step.py"))
 #: Depth, function, and whether it is called for each micro batch.
 Row = tuple[int, str, bool]
 ROWS: list[Row] = [(call.depth, call.function, call.repeated) for call in SCRIPT["CALLS"]]
@@ -76,7 +75,3 @@ def test_a_step(ranks: Ranks) -> None:
     for calls, inputs in ranks.run(observe, [function for _, function, _ in ROWS], world_size=2):
         assert calls == expected(ROWS)
         assert inputs == [[None]] * MICRO_BATCHES
-
-
-def test_the_picture_is_up_to_date() -> None:
-    assert PICTURE.read_text() == SCRIPT["picture"](), "run docs/images/make_step.py"

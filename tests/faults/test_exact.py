@@ -79,7 +79,7 @@ def test_stopped_by_signals_and_a_full_disk(
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["nemo"], indirect=True)
 def test_stock_steps_differ_by_rounding(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
-    """Without the patches that only save time: docs/patches.md."""
+    """Without the patches that only save time: docs/your_copy.md."""
     stock = Training(tmp_path)
     run_script(NEMO, *stock.common, MEGAKIT_STOCK="1").output()
     assert_equal_but_for_rounding(stock, never_stopped, 1e-4)

@@ -1,28 +1,21 @@
-"""The ladder: short files, equal losses, and what docs/ladder.md says that one sees."""
+"""The ladder: short files, and equal losses."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.refusals import CLOSED_PROXY
 from tests.scripts import REPOSITORY, environment, run, run_python
 
-PAGE = (REPOSITORY / "docs" / "ladder.md").read_text()
+PAGE = (REPOSITORY / "docs/course/01_one_process.md").read_text()
 MOST_LINES = {
     **{"1_torch.py": 60, "2_lightning.py": 70, "3_megatron.py": 200, "4_nemo.py": 200},
     **{"gpt/1_torch.py": 120, "gpt/2_fsdp.py": 120, "gpt/3_megatron.py": 320},
 }
-#: Questions of the page: letter, commands, and the number in the answer.
-QUESTIONS = re.findall(
-    r"^\*\*([A-I])\. .*?```bash\n(.*?)```.*?```text\n\d+ ([\d.]+)\n```",
-    PAGE,
-    re.DOTALL | re.MULTILINE,
-)
 
 
 def ladder(*arguments, cwd, **changes):
@@ -114,34 +107,6 @@ def test_a_program_that_fails_leaves_the_other_rows(name, tmp_path):
     failed = [row.startswith(name) for row in rows]
     assert (len(rows), sum(failed)) == (7, 1)
     assert [row.endswith("failed") for row in rows] == failed
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """For all questions; H reads what G has saved."""
-    folder = tmp_path_factory.mktemp("questions")
-    for name in ("megakit", "mnist", "ladder"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    (folder / ".venv").symlink_to(sys.prefix)
-    (folder / "build").mkdir()
-    return folder
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("commands", "number"), [question[1:] for question in QUESTIONS])
-def test_what_happens_without(commands, number, mnist_dir, folder):
-    """The last line that the page's commands print."""
-    variables: dict[str, Any] = {"MNIST_DATA_DIR": str(mnist_dir), "OMP_NUM_THREADS": "1"}
-    is_saved = "--save" in commands or (folder / "build/step25").exists()
-    if "build/step25" in commands and not is_saved:
-        saving = ("ladder/3_megatron.py", "--save", "build/step25")
-        run(folder / ".venv/bin/python", *saving, cwd=folder, **variables).output()
-    printed = run("bash", "-euo", "pipefail", "-c", commands, cwd=folder, **variables).output()
-    assert float(printed.split()[-1]) == pytest.approx(float(number), rel=1e-5)
-
-
-def test_the_page_has_its_questions():
-    assert [question[0] for question in QUESTIONS] == list("ABCDEFGHI")
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""docs/readers.md lists every place that could read a checkpoint's files; how a file is read."""
+"""readers.md lists every place that could read a checkpoint's files; how a file is read."""
 
 import ast
 import errno
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from megakit.errors import USE_ANOTHER, UserError, brief, first, printable, reading
-from tests.scripts import REPOSITORY
 
 #: What a load passes through.
 SEARCHED = (
@@ -87,7 +86,7 @@ def installed_places() -> set[Place]:
 def listed_places() -> dict[Place, str]:
     """The rows of the document's tables: place and guard."""
     listed: dict[Place, str] = {}
-    for line in (REPOSITORY / "docs" / "readers.md").read_text().splitlines():
+    for line in Path(__file__).with_name("readers.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("| `") or len(cells) != 3:
             continue
@@ -102,8 +101,8 @@ def listed_places() -> dict[Place, str]:
 def test_every_place_is_listed_and_every_row_is_a_place() -> None:
     installed, listed = installed_places(), listed_places()
     assert len(installed) > 50
-    assert sorted(installed - listed.keys()) == [], "places that docs/readers.md does not list"
-    assert sorted(listed.keys() - installed) == [], "rows of docs/readers.md without a place"
+    assert sorted(installed - listed.keys()) == [], "places that readers.md does not list"
+    assert sorted(listed.keys() - installed) == [], "rows of readers.md without a place"
     assert all(listed.values())
 
 

@@ -1,6 +1,6 @@
-"""docs/concepts.md: its code stands in the project, and `./run experiment N` prints what it shows.
+"""docs/course: each chapter has its parts; its experiments, faults and tables are what runs show.
 
-So do the changes to try, in copies of the experiments.
+The changes to try are made in copies of the experiments.
 """
 
 import re
@@ -10,31 +10,33 @@ from typing import Any
 
 import pytest
 
+from exercises.course import read_course
 from experiments.experiment import Run, read_experiments
 from megakit.testing import Ranks
-from tests.docs.pages import blocks, read_page
+from tests.docs.pages import blocks, read_page, read_pages
 from tests.scripts import REPOSITORY, run, run_script
 
-TEXT = read_page("docs/concepts.md")
+CHAPTERS = {
+    place: text for place, text in read_pages().items() if re.match(r"docs/course/\d", place)
+}
+COURSE = "\n".join(CHAPTERS.values())
 EXPERIMENTS = read_experiments()
-#: The text of each demand's section, by its title.
-SECTIONS = dict(re.findall(r"^### (\d.*)\n((?:(?!##).*\n)+)", TEXT, re.MULTILINE))
 NUMBER = r"-?\d+\.\d+"
 #: In this run, gloo ends the processes.
 DEADLY = "without_stage_shape"
-#: Begins the last part of a section: a change, and what it shows.
-TRY = "**Try:** "
+PARTS = ["Run this", "Read these lines", "Write it yourself", "What goes wrong", "Check yourself"]
 
 
-def shown(title: str, part: int = 0) -> list[str]:
-    """What a section shows of its experiment, or of the change: one line for each run."""
-    return "".join(blocks(SECTIONS[title].split(TRY)[part], "text")).splitlines()
+def printed(command: str) -> list[str]:
+    """The lines that the course shows as printed by a command; none if it does not show them."""
+    shown = re.findall(rf"<!-- printed: {command} -->\n```text\n(.*?)```", COURSE, re.DOTALL)
+    return str(shown[0]).splitlines() if shown else []
 
 
 CASES = [
     pytest.param(one, line, id=one.name)
-    for experiment in EXPERIMENTS
-    for one, line in zip(experiment.runs, shown(experiment.title), strict=True)
+    for number, experiment in enumerate(EXPERIMENTS, start=1)
+    for one, line in zip(experiment.runs, printed(f"./run experiment {number}"), strict=True)
 ]
 
 CYCLIC = {"GLOBAL_BATCH\n": 'GLOBAL_BATCH, dataloader_type="cyclic"\n'}
@@ -82,11 +84,22 @@ TRIES: list[tuple[int, str, dict[str, str]]] = [
 ]
 
 
-TRY_LINES = [line for one in EXPERIMENTS for line in shown(one.title, 1)]
+#: The lines that the course shows of each change, in the order of `TRIES`.
+TRY_LINES = {n: printed(f"./run experiment {n}, changed") for n in range(1, len(EXPERIMENTS) + 1)}
 TRY_CASES = [
     pytest.param(*change, line, id=f"{change[0]}-{change[1]}")
-    for change, line in zip(TRIES, TRY_LINES, strict=True)
+    for number, lines in TRY_LINES.items()
+    for change, line in zip(
+        [one for one in TRIES if one[0] == number and lines], lines, strict=True
+    )
 ]
+#: Faults: the commands, whose last line has the loss, and this line in the folded answer.
+FAULTS = re.findall(
+    r"^```bash\n((?:(?!^```$)[^\0])*?tail -n 1\n)```\n\n<details>"
+    r"(?:(?!</details>)[^\0])*?```text\n(\d+ [\d. ]+)\n```",
+    COURSE,
+    re.MULTILINE,
+)
 
 
 def compare(found: str, line: str) -> None:
@@ -118,24 +131,73 @@ def test_changes_to_try(
     compare(Run(copy, name, "").result(ranks), line)
 
 
-def test_every_section_has_its_experiment() -> None:
-    """With runs of both kinds, a file that the section names, and the same change to try."""
-    assert [one.title for one in EXPERIMENTS] == [*SECTIONS]
-    for number, experiment in enumerate(EXPERIMENTS, start=1):
-        section = SECTIONS[experiment.title]
-        assert {one.name.partition("_")[0] for one in experiment.runs} == {"with", "without"}
-        file = experiment.path.relative_to(REPOSITORY)
-        assert f"`./run experiment {number}` ([file](../{file}))" in section
-        change = " ".join(experiment.texts[-1].removeprefix("Try: ").split())
-        assert f"{TRY}{change}\n\n<details><summary>Answer</summary>\n" in section
-        assert shown(experiment.title, 1)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For all faults: one reads what another one has saved."""
+    folder = tmp_path_factory.mktemp("faults")
+    for name in ("megakit", "mnist", "ladder", "run", "tools"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "build").mkdir()
+    return folder
 
 
 @pytest.mark.long
-def test_the_command_prints_what_the_page_shows() -> None:
+@pytest.mark.parametrize(("commands", "line"), FAULTS)
+def test_faults(commands: str, line: str, mnist_dir: Path, folder: Path) -> None:
+    """The last line that the commands of a chapter print."""
+    variables: dict[str, Any] = {"MNIST_DATA_DIR": str(mnist_dir), "OMP_NUM_THREADS": "1"}
+    variables |= {"VENV": sys.prefix}
+    done = run("bash", "-euo", "pipefail", "-c", commands, cwd=folder, **variables).output()
+    found = [float(word) for word in done.splitlines()[-1].split()]
+    assert found == pytest.approx([float(word) for word in line.split()], rel=1e-5)
+
+
+def test_the_course_has_its_faults() -> None:
+    """Else the test above could not fail."""
+    assert len(FAULTS) >= 8
+
+
+@pytest.mark.parametrize("place", CHAPTERS)
+def test_each_chapter_has_its_parts(place: str) -> None:
+    """A question, minutes and a picture, then five parts, of which the last has three questions."""
+    text, number = CHAPTERS[place], int(place.split("/")[-1][:2])
+    head, *parts = text.split("\n## ")
+    assert head.startswith(f"# {number}. ")
+    assert "**The question:**" in head
+    assert re.search(r"^\*\d+ minutes.*\*$", head, re.MULTILINE)
+    assert head.count("](../images/") == 1
+    assert [part.partition("\n")[0] for part in parts] == PARTS
+    assert len(blocks(parts[0], "bash")) == 1
+    assert parts[-1].count("<details><summary>Answer</summary>\n\n") == 3
+    assert len(text.split()) <= 1_200
+
+
+def test_the_path_has_each_chapter_and_its_minutes() -> None:
+    path = read_page("docs/course/index.md")
+    rows = re.findall(r"\| \[.*?\]\((\d\d_\w+\.md)\) \| (\d+) \|", path)
+    assert [f"docs/course/{name}" for name, _ in rows] == [*CHAPTERS]
+    for name, minutes in rows:
+        assert f"\n*{minutes} minutes" in CHAPTERS[f"docs/course/{name}"], name
+
+
+def test_each_experiment_and_exercise_has_its_chapter() -> None:
+    for number, experiment in enumerate(EXPERIMENTS, start=1):
+        assert len(printed(f"./run experiment {number}")) == len(experiment.runs), number
+        assert {one.name.partition("_")[0] for one in experiment.runs} == {"with", "without"}
+        if TRY_LINES[number]:
+            change = " ".join(experiment.texts[-1].removeprefix("Try: ").split())
+            assert f"**Try:** {change}" in COURSE, number
+    assert len(TRY_CASES) >= 12
+    for number in range(1, len(read_course()) + 1):
+        assert len(re.findall(rf"`./run exercise {number}`", COURSE)) >= 1, number
+
+
+@pytest.mark.long
+def test_the_command_prints_what_the_chapter_shows() -> None:
     experiment = EXPERIMENTS[2]
     done = run(REPOSITORY / "run", "experiment", "3", stdin="", VENV=sys.prefix)
-    assert done.output().splitlines() == shown(experiment.title)
+    assert done.output().splitlines() == printed("./run experiment 3")
     parts = [experiment.title, *experiment.texts, *(one.what for one in experiment.runs)]
     assert [part for part in parts if part not in done.err] == []
     assert "Press Enter" not in done.err  # nobody is there to press it
@@ -150,22 +212,50 @@ def test_the_command_lists_the_experiments_and_refuses_other_numbers() -> None:
     assert refused.err.startswith(told)
 
 
-def test_code_is_quoted_from_the_project() -> None:
-    """After a line that ends with "`FILE`:"."""
-    quoted = re.findall(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(quoted) == len(blocks(TEXT, "python")) >= 12
-    for file, code in quoted:
-        for part in re.split(r"^ *\.\.\.\n", code, flags=re.MULTILINE):
-            assert stripped(part) in stripped(read_page(file)), f"{file} lacks:\n{part}"
+@pytest.mark.long
+def test_the_hook_of_chapter_10(mnist_dir: Path, folder: Path) -> None:
+    """Its solution, in a copy of NeMo's step of the ladder, prints the norm that the page names."""
+    chapter = CHAPTERS["docs/course/10_nemo.md"]
+    (hook,) = blocks(chapter, "python")
+    (norm,) = re.findall(r"the first norm is ([\d.]+)", chapter)
+    text = (REPOSITORY / "ladder/4_nemo.py").read_text()
+    before = "    def on_train_batch_end("
+    printed = """f"{outputs['loss']:.9f}", """
+    assert text.count(before) == text.count(printed) == 1
+    text = text.replace(printed, printed + "float(self.norm), ").replace(
+        before, f"{hook}\n{before}"
+    )
+    (folder / "build/norm.py").write_text(text)
+    script = (sys.executable, "build/norm.py", "--steps", "2", "--output-dir", "build/norm")
+    done = run(*script, cwd=folder, MNIST_DATA_DIR=str(mnist_dir), NEMO_REDIRECT_LOGS_TO_STDERR="1")
+    assert float(done.output().splitlines()[0].split()[2]) == pytest.approx(float(norm), rel=1e-3)
 
 
-def stripped(code: str) -> str:
-    """The lines of code without their indentation; empty ones are left out."""
-    return "\n".join(line.strip() for line in code.splitlines() if line.strip())
+@pytest.mark.long
+def test_the_cure_of_chapter_11(folder: Path) -> None:
+    """The planted fault shows under one of two layouts; the cure is right under both."""
+    chapter = CHAPTERS["docs/course/11_is_it_right.md"]
+    (cure,) = blocks(chapter, "python")
+    plant = next(one for one in blocks(chapter, "bash") if "q_norm" in one)
+    check = "./run check build/broken.py --layouts TP2,SP --json"
+    script = plant[: plant.index("./run check")]
+    data: dict[str, Any] = {"VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
+    assert run("bash", "-euc", f"{script}{check}", cwd=folder, **data).status == 1
+    layer, *use = cure.splitlines()
+    file = folder / "build/broken.py"
+    text = file.read_text()
+    old = "self.q_norm = Norm(config, config.kv_channels)", "        q = self.q_norm(q)"
+    assert [text.count(one) for one in old] == [1, 1]
+    text = text.replace(old[0], layer.split("#")[0].strip()).replace(old[1], "\n".join(use))
+    file.write_text(text)
+    done = run("bash", "-euc", check, cwd=folder, **data)
+    assert done.status == 0, done.out + done.err
 
 
 #: The rows of the table of precisions: of each tensor, its type in bf16-mixed and in 32.
-PRECISIONS = re.findall(r"^\| (.*?) \| (\w+) \| (\w+) \| ", TEXT, re.MULTILINE)
+PRECISIONS = re.findall(
+    r"^\| (.*?) \| (\w+) \| (\w+) \| ", CHAPTERS["docs/course/07_optimizer.md"], re.MULTILINE
+)
 
 
 def types_of_tensors(precision: str, folder: Path) -> list[str]:
@@ -219,4 +309,4 @@ def test_versions_are_those_of_the_lock() -> None:
     names = {"Lightning": "lightning", "NeMo 2": "nemo-toolkit", "Megatron-Core": "megatron-core"}
     for name, package in names.items():
         (version,) = re.findall(rf"^{package}(?:\[.*\])?==([\d.]+)", lock, re.MULTILINE)
-        assert f"**{name}** ({version})" in TEXT
+        assert f"**{name}** ({version})" in COURSE

@@ -1,4 +1,4 @@
-"""docs/deleting.md: each row is complete, and what is left after all rows still trains."""
+"""docs/your_copy.md: each row is complete, and what is left after all rows still trains."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from tests.docs.pages import blocks, copy_project
 from tests.scripts import REPOSITORY, read_csv, run
 from tests.test_architecture import code_files, files_used
 
-PAGE = (REPOSITORY / "docs" / "deleting.md").read_text()
+PAGE = (REPOSITORY / "docs" / "your_copy.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: As the page says, these only show, measure or copy the rest; the tests come first.
