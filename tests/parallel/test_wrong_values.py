@@ -208,8 +208,8 @@ def test_a_share_of_the_batches_counts_each_sample_once(ranks: Ranks, tmp_path: 
 
 
 def test_a_loss_without_a_mask_is_right_without_padding(ranks: Ranks, tmp_path: Path) -> None:
-    exact, found = (
+    (exact,), (found,) = (
         ranks.run(validate, tmp_path, 128, 1, 1.0, forward, world_size=1)
         for forward in (with_report, without_report)
     )
-    assert found == exact
+    assert found == pytest.approx(exact, rel=1e-6)  # processors round the two sums differently
