@@ -93,7 +93,9 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
         known = set(re.findall(r"[\w-]+", help_of(verb)))
         unknown = [w for w in words if w.islower() and w not in known]
     elif verb == "tests":
-        unknown = [w for w in words if w.startswith("tests/") and not (REPOSITORY / w).exists()]
+        here = ("", "template/tutorial", "template/common")  # of a copy
+        unknown = [w for w in words if w.startswith("tests/")]
+        unknown = [w for w in unknown if not any((REPOSITORY / at / w).exists() for at in here)]
     elif verb in FOREIGN or (verb in ("layout", "trace") and ".py" in " ".join(words)):
         return None  # `test_commands_run` runs it
     else:
