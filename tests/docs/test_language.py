@@ -12,7 +12,7 @@ PAGES = {
     if place == "README.md" or place.startswith("docs/")
 }
 #: The most words of README, and of all pages with it. They only go down: who adds, removes.
-MOST_WORDS = {"README.md": 2_500, "all": 28_000}
+MOST_WORDS = {"README.md": 2_480, "all": 27_980}
 
 
 def prose(text: str) -> list[str]:
