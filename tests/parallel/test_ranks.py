@@ -31,6 +31,15 @@ def place(tensor, pipeline):
         )
 
 
+def threads_of_gloo():
+    import torch
+    from megatron.core import parallel_state
+
+    with distributed_model_parallel_state():
+        groups = [torch.distributed.group.WORLD, parallel_state.get_data_parallel_group()]
+        return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
+
+
 def fail_on_rank_one():
     import torch
 
@@ -89,6 +98,11 @@ class TestState:
         assert ranks.run(draw, 1, world_size=1) == [(first, after)]
         assert other != first
         assert after_other == after
+
+
+def test_a_group_of_gloo_has_one_thread(ranks):
+    """Two threads of one group race for a string of torch's, and abort once in 300 trainings."""
+    assert ranks.run(threads_of_gloo, world_size=2) == [[1, 1]] * 2
 
 
 class TestFailures:
