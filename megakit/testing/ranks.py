@@ -147,6 +147,7 @@ def _run_rank(
     with Path(log).open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # a crash in C++ says which call of Python it was
     faulthandler.dump_traceback_later(timeout, exit=True)
     os.environ.update(environment)
     try:

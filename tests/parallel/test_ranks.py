@@ -49,12 +49,12 @@ def fail_on_rank_one():
         torch.distributed.barrier()
 
 
-def die_on_rank_one():
+def die_on_rank_one(number):
     import torch
 
     with distributed_model_parallel_state():
         if torch.distributed.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         torch.distributed.barrier()
 
 
@@ -129,7 +129,9 @@ class TestFailures:
         with Ranks(2, timeout=30) as pool:
             before = pool.run(os.getpid)
             with pytest.raises(RankError, match="rank 1 of 2 failed: it died with status -9"):
-                pool.run(die_on_rank_one)
+                pool.run(die_on_rank_one, signal.SIGKILL)
+            with pytest.raises(RankError, match=r"status -6:(.|\n)*in die_on_rank_one"):
+                pool.run(die_on_rank_one, signal.SIGABRT)
             pool.timeout = 1
             with pytest.raises(RankError, match=r"rank 0 of 2 .* 1:\nTimeout(.|\n)*in sleep_deep"):
                 pool.run(wait_on_rank_zero)
