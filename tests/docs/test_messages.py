@@ -45,6 +45,7 @@ FOREIGN = {
     "terminate called without an active exception",
     *("Connection closed by peer", "Connection reset by peer"),
     "Watchdog caught collective operation timeout",
+    "malloc(): unaligned tcache chunk detected",
     # Lightning, NeMo and Megatron
     "No supported gpu backend found!",
     "Failed to extract optimizer config from module.",
