@@ -152,15 +152,15 @@ def replace_nccl_with_gloo() -> None:
 def use_one_gloo_thread() -> None:
     """Gives each group of gloo one worker thread; torch gives it two.
 
-    After a collective, a worker assigns its name to a string of the group without a lock. Two
-    workers that assign `ALLGATHER_COALESCED`, too long to be stored in place, may free the same
-    memory: of trainings with `overlap_param_gather`, one in 300 aborted.
+    After each collective, a worker notes the collective's name in a string of the group, without a
+    lock. Two workers that note `ALLGATHER_COALESCED`, which is too long to be stored in place, may
+    free the same memory: of trainings with `overlap_param_gather`, one in 300 aborted.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
     original = gloo.__init__
 
     def start(
-        self: Any, store: Any, rank: int, size: int, options: Any = None, **timeout: Any
+        self: Any, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
     ) -> None:
         if options is None:
             names = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
@@ -168,7 +168,7 @@ def use_one_gloo_thread() -> None:
             options = gloo._Options()
             options._devices = devices or [gloo.create_default_device()]
             options._threads = 1
-            options._timeout = timeout.get("timeout", options._timeout)
+            options._timeout = timeout or options._timeout
         original(self, store, rank, size, options)
 
     reason = "two worker threads of one group may free the same memory"
