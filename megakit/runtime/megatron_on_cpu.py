@@ -13,7 +13,6 @@ would make training a third slower.
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,30 +148,29 @@ def replace_nccl_with_gloo() -> None:
         _patch(torch.distributed, name, functools.wraps(original)(on_gloo), reason=reason)
 
 
-def use_one_gloo_thread() -> None:
-    """Gives each group of gloo one worker thread; torch gives it two.
+class _Works(list[Any]):
+    """Collectives that are waited for together."""
 
-    After each collective, a worker notes the collective's name in a string of the group, without a
-    lock. Two workers that note `ALLGATHER_COALESCED`, which is too long to be stored in place, may
-    free the same memory: of trainings with `overlap_param_gather`, one in 300 aborted.
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def split_coalesced_gathers() -> None:
+    """Gathers tensor by tensor where several are to be gathered in one collective.
+
+    After each collective, one of the two workers of a gloo group notes the collective's name in a
+    string of the group, without a lock. If both note `ALLGATHER_COALESCED`, which is too long to be
+    stored in place, they may free the same memory: of trainings with `overlap_param_gather`, one in
+    300 aborted.
     """
-    gloo: Any = torch.distributed.ProcessGroupGloo
-    original = gloo.__init__
 
-    def start(
-        self: Any, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
-    ) -> None:
-        if options is None:
-            names = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
-            devices = [gloo.create_device(interface=name) for name in names]
-            options = gloo._Options()
-            options._devices = devices or [gloo.create_default_device()]
-            options._threads = 1
-            options._timeout = timeout or options._timeout
-        original(self, store, rank, size, options)
+    def gather(self: Any, outputs: list[Any], inputs: list[Any], *options: Any) -> _Works:
+        return _Works(map(self._allgather_base, outputs, inputs))
 
-    reason = "two worker threads of one group may free the same memory"
-    _patch(gloo, "__init__", start, group="safe", reason=reason)
+    reason = "two gathers in flight may free the same memory"
+    name = "allgather_into_tensor_coalesced"
+    _patch(torch.distributed.ProcessGroup, name, gather, group="safe", reason=reason)
 
 
 def disable_jit_fuser() -> None:
@@ -255,5 +253,5 @@ def patch_torch() -> None:
     patch_tensor_factories()
     patch_tensor_type()
     replace_nccl_with_gloo()
-    use_one_gloo_thread()
+    split_coalesced_gathers()
     disable_jit_fuser()

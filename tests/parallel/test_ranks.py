@@ -31,13 +31,23 @@ def place(tensor, pipeline):
         )
 
 
-def threads_of_gloo():
+ALLGATHER = 4  # torch's OpType; 6 is the coalesced one
+
+
+def gather_two_tensors():
+    """What they are gathered to, and the kinds of collectives."""
     import torch
-    from megatron.core import parallel_state
+    from torch.distributed import distributed_c10d
 
     with distributed_model_parallel_state():
-        groups = [torch.distributed.group.WORLD, parallel_state.get_data_parallel_group()]
-        return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
+        inputs = [torch.full((size,), float(os.environ["RANK"])) for size in (1, 2)]
+        outputs = [torch.empty(2 * len(one)) for one in inputs]
+        with distributed_c10d._coalescing_manager(async_ops=True) as gathers:
+            for output, one in zip(outputs, inputs, strict=True):
+                torch.distributed.all_gather_into_tensor(output, one, async_op=True)
+        gathers.wait()
+        (works,) = gathers.works
+        return [one.tolist() for one in outputs], [work._get_op_type() for work in works]
 
 
 def fail_on_rank_one():
@@ -100,9 +110,10 @@ class TestState:
         assert after_other == after
 
 
-def test_a_group_of_gloo_has_one_thread(ranks):
-    """Two threads of one group race for a string of torch's, and abort once in 300 trainings."""
-    assert ranks.run(threads_of_gloo, world_size=2) == [[1, 1]] * 2
+def test_gathers_are_not_coalesced(ranks):
+    """Two workers of gloo would race for the name of a coalesced one, and abort at times."""
+    gathered = [[0.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
+    assert ranks.run(gather_two_tensors, world_size=2) == [(gathered, [ALLGATHER] * 2)] * 2
 
 
 class TestFailures:
